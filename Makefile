@@ -119,8 +119,12 @@ release: $(VENV)/.installed-release  ## the wheel of the last commit, checked in
 	  $(RELEASE)/environment/bin/python
 	@cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
 
-# Quiet: pip's output goes into the log. If pip fails, the last lines are shown.
-QUIETLY := >> $(LOG) 2>&1 || { tail -n 15 $(LOG) >&2; echo "The installation failed; the whole output of pip is in $(LOG)." >&2; exit 1; }
+# Quiet: pip's output goes into the log, and a terminal shows its last line and the seconds. If pip fails, the last lines are shown.
+# The loop that shows it ends with the shell of the recipe ($$), also if make is interrupted.
+QUIETLY = >> $(LOG) 2>&1; status=$$?; kill $$shown 2>/dev/null; [ ! -t 2 ] || printf '\r\033[K' >&2; [ $$status = 0 ] || \
+  { tail -n 15 $(LOG) >&2; echo "The installation failed; the whole output of pip is in $(LOG)." >&2; exit 1; }
+SHOWN = shown=; if [ -t 2 ]; then seconds=0; while kill -0 $$$$ 2>/dev/null; do \
+  printf '\r\033[K%4d s  %.64s' $$seconds "$$(tail -n 1 $(LOG) 2>/dev/null)" >&2; seconds=$$((seconds + 1)); sleep 1; done & shown=$$!; fi;
 
 # Installs again only if the requirements have changed; otherwise it needs no network.
 # torch comes first, so that a failed download of its gigabytes shows early. setuptools comes with it, so that the
@@ -129,22 +133,22 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "niels-cache needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@echo "Installing the requirements of builds into $(VENV): torch first; minutes, and on Linux gigabytes unless PIP_ARGS names the CPU index ($(LOG))"
-	@$(PIP) torch setuptools $(QUIETLY)
-	@$(PIP) --no-build-isolation -e . $(QUIETLY)
+	@echo "Installing the requirements of builds into $(VENV): torch first; minutes, and on Linux gigabytes unless pip's configuration or PIP_ARGS names an index of CPU builds ($(LOG))"
+	@$(SHOWN) $(PIP) torch setuptools $(QUIETLY)
+	@$(SHOWN) $(PIP) --no-build-isolation -e . $(QUIETLY)
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt $(STAMP)
 	@echo "Installing what tests, lint, benchmarks and the site need as well ($(LOG))"
-	@$(PIP) --no-build-isolation -e '.[dev,bench,docs,fast]' $(QUIETLY)
+	@$(SHOWN) $(PIP) --no-build-isolation -e '.[dev,bench,docs,documents,fast]' $(QUIETLY)
 	@touch $@
 
 $(VENV)/.installed-cluster: pyproject.toml constraints.txt $(DEV)
-	@$(PIP) --no-build-isolation -e '.[cluster,ray]' $(QUIETLY)
+	@$(SHOWN) $(PIP) --no-build-isolation -e '.[cluster,ray]' $(QUIETLY)
 	@touch $@
 
 $(VENV)/.installed-release: pyproject.toml constraints.txt $(DEV)
-	@$(PIP) --no-build-isolation -e '.[release]' $(QUIETLY)
+	@$(SHOWN) $(PIP) --no-build-isolation -e '.[release]' $(QUIETLY)
 	@touch $@
 
 # A folder, not an environment: a process with this folder first on its path takes everything else, torch too, from .venv.

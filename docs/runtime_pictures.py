@@ -200,8 +200,9 @@ def packing() -> Figure:
     """Draw examples one to a row, the same packed, and what attention sees in the first packed row."""
     capacity, examples = 512, 24
     lengths = torch.randn(examples, generator=torch.Generator().manual_seed(3)).mul(0.7).add(4.9).exp().long().clamp(20, capacity).numpy()
-    plan = place_examples(shape_rows(lengths, capacity=capacity), lengths, seed=0, epoch=0)
-    packed = [plan.examples[first:last].tolist() for first, last in zip(plan.row_starts[:-1], plan.row_starts[1:], strict=True)]
+    shapes = shape_rows(lengths, capacity=capacity)
+    plan = place_examples(shapes, lengths, seed=0, epoch=0)
+    packed = [row.tolist() for row in np.split(plan, shapes.row_starts[1:-1])]
     figure, (single, dense, mask) = figure_of(11, 3.9, columns=(1, 1, 0.8))
     for panel, rows, name in ((single, [[index] for index in range(examples)], "One example a row"), (dense, packed, "Packed")):
         for row, members in enumerate(rows):

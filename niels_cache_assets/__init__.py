@@ -54,7 +54,3 @@ _MODULES = {
 }
 
 __getattr__ = load_lazily(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -19,7 +19,7 @@ from niels_cache_runtime.cache.checks import check_index
 from niels_cache_runtime.cache.mmap import map_offsets, slice_pieces
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files, open_meta, open_split, require_doc_ends
 from niels_cache_runtime.cache.sft import open_examples, resolve_id
-from niels_cache_runtime.catalog_text import in_bytes, in_lines
+from niels_cache_runtime.catalog_text import as_html, in_bytes, in_lines
 from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
@@ -375,6 +375,9 @@ class Cache:
     def __repr__(self) -> str:
         title = f"{self.pretrain._given}: {len(self.pretrain)} pretrain, {len(self.sft)} sft"
         return in_lines(title, [*self.pretrain._rows(), *self.sft._rows()])
+
+    def _repr_html_(self) -> str:
+        return as_html(self.pretrain._given, [("data set", "train", "val"), *self.pretrain._rows(), *self.sft._rows()])
 
 
 def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cache:

@@ -1,6 +1,7 @@
-"""The text form of sizes and of aligned lines. This module opens no file."""
+"""The text form of sizes, of aligned lines, and of tables for notebooks. This module opens no file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 
 
 def in_bytes(count: int) -> str:
@@ -20,3 +21,9 @@ def in_lines(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
     """
     width = max((len(name) for name, _, _ in rows), default=0)
     return "\n".join([title, *(f"  {name:{width}}  {train}{f'; val: {val}' if val else ''}" for name, train, val in rows)])
+
+
+def as_html(title: str, rows: Iterable[Sequence[object]]) -> str:
+    """Return a table for a notebook. Every text is escaped."""
+    lines = ["".join(f'<td style="text-align: left">{escape(str(cell))}</td>' for cell in row) for row in rows]
+    return f"<p>{escape(title)}</p><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from sys import modules as loaded
 from typing import Any
 
 
 def load_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a package.
+    """Return a `__getattr__` for a package, whose `dir` then lists these names too.
 
     Args:
         package: Name of the package.
@@ -19,4 +20,6 @@ def load_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any
                 return getattr(import_module(f"{package}.{module}"), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
+    here = vars(loaded[package])
+    here["__dir__"] = lambda: here["__all__"]
     return load

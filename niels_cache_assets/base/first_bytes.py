@@ -60,24 +60,24 @@ _CONTENTS = {  # by a regular expression for the first bytes
     rb"\x04\x22\x4d\x18": FileContent("lz4", _UNPACK),
     rb"(?s).{257}ustar": FileContent("a tar archive", _UNPACK),
     rb"PAR[1E][\x00-\x08\x0e-\x1f]": FileContent("Parquet", _PARQUET),
-    rb"ARROW1\x00\x00|\xff\xff\xff\xff[\x10-\xff]..\x00\x10\x00\x00\x00": FileContent("Arrow", "write it as Parquet or as JSON lines"),
+    rb"ARROW1\x00\x00|\xff\xff\xff\xff[\x10-\xff]..\x00\x10\x00\x00\x00": FileContent(
+        "Arrow", 'let its name end in .arrow, and set source = "arrow"'
+    ),
     rb"ORC[\x00-\x1f]|Obj\x01": FileContent("a table of ORC or Avro", "write it as Parquet or as JSON lines"),
     rb"SQLite format 3\x00": FileContent("an SQLite database", "export the table as JSON lines"),
     rb"\x89HDF\r\n\x1a\n|\x93NUMPY": FileContent("an array of HDF5 or NumPy", "write its text as JSON lines"),
-    rb"%PDF-": FileContent("a PDF", _CONVERT, is_refused=True),
+    rb"%PDF-": FileContent(
+        "a PDF", "convert it to text, for example with pdftotext (poppler) or docling, and name the text files", is_refused=True
+    ),
     rb"\{\\rtf1": FileContent("an RTF document", _CONVERT, is_refused=True),
     rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": FileContent("a document of an office program", _CONVERT),
     rb"(?is)(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)?<(!doctype\s+html|html|head|body|script|title)\b": FileContent(
         "an HTML page, such as a saved page with a login or an error", _DOWNLOAD, is_text=True
     ),
     rb"(?is)(\xef\xbb\xbf)?\s*<(\?xml|error|mediawiki)\b": FileContent("XML", "give the file that its name promises", is_text=True),
-    rb"(\xef\xbb\xbf)?\s*\[\s*[\[{\"\d]": FileContent(
-        "one JSON array", "write one object per line, for example with: jq -c '.[]' array.json > lines.jsonl", is_text=True
+    rb"(\xef\xbb\xbf)?\s*(\[\s*[\[{\"\d]|\{\s*\")": FileContent(
+        "JSON", 'let its name end in .json, and set source = "jsonl"', is_text=True
     ),
-    rb"(\xef\xbb\xbf)?\s*\{[ \t]*\r?\n": FileContent(
-        "JSON over several lines", "write one object per line, for example with: jq -c . pretty.json > lines.jsonl", is_text=True
-    ),
-    rb"(\xef\xbb\xbf)?\s*\{\s*\"": FileContent("JSON", _rename(".jsonl"), is_text=True),
 }
 _MAGIC = {".gz": rb"\x1f\x8b", ".bz2": rb"BZh", ".xz": rb"\xfd7zXZ\x00", ".zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
 _MIN_UTF16 = 8  # bytes

@@ -23,9 +23,9 @@ from niels_cache_assets.sources.finding.globs import advice_for_missing, glob_fi
 from niels_cache_assets.sources.messages import holds_messages, media_of, template_messages
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, walk_folder
-from niels_cache_assets.sources.reading.rows import file_rows, first_rows
+from niels_cache_assets.sources.reading.rows import ARROW, file_rows, first_rows
 from niels_cache_assets.sources.roam import is_export
-from niels_cache_assets.sources.text_column import ROWS, choose_text_field, require_field
+from niels_cache_assets.sources.text_column import ROWS, choose_text_field, nested_value, require_field
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
@@ -35,6 +35,10 @@ KINDS = {
     **dict.fromkeys((".txt", ".md", ".rst"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),  # the JSON Lines files of C4 are named .json.gz
     ".parquet": "parquet",
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys(ARROW, "arrow"),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
+    ".epub": "epub",
     ".xml": "wikipedia",
 }
 _ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
@@ -207,7 +211,7 @@ def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
     named = source_kind(path)
     if named is None and not _size(path):
         return None
-    if named in (None, "text", "wikipedia"):
+    if named in (None, "text", "wikipedia", "html", "epub"):
         if named == "wikipedia":
             Wikipedia.model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
         with file_errors(SourceFile(path, path)), open_bytes(SourceFile(path, path), lambda damage: None) as stream:
@@ -232,13 +236,7 @@ def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
 
 
 def _first_rows(path: str) -> list[dict[str, Any]]:
-    try:
-        return [row for _, row in first_rows(file_rows(SourceFile(path, path)), ROWS)]
-    except NielsCacheError as error:
-        if path.lower().endswith(".json") and _whole_json(path) is not None:
-            target = f"{path.removesuffix('.json')}.jsonl"
-            raise NielsCacheError(f"{path}: is one JSON value; each line must hold one object: jq -c '.[]' {path} > {target}") from error
-        raise
+    return [row for _, row in first_rows(file_rows(SourceFile(path, path)), ROWS)]
 
 
 def _whole_json(path: str) -> Any:
@@ -276,7 +274,8 @@ def _text_field(path: str, rows: Sequence[dict[str, Any]], given: str | None) ->
         NielsCacheError: If the rows do not show it.
     """
     if given is not None:
-        require_field(given, (name for row in rows for name in row), path, key="--text-field")
+        if all(nested_value(row, given) is None for row in rows):
+            require_field(given, (name for row in rows for name in row), path, key="--text-field")
         return given
     try:
         return choose_text_field(rows, path, key="--text-field")
@@ -317,7 +316,7 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
     sources = []
     for kind, files in by_kind.items():
         table: dict[str, Any] = {"source": kind, "files": files, "prepare": ["clean"]}
-        if text_field is not None and kind in ("jsonl", "parquet"):
+        if text_field is not None and kind in ("jsonl", "parquet", "csv", "arrow"):
             table["text_field"] = text_field
         sources.append(PRETRAIN_SOURCES[kind].model_validate(table))
     return sources

@@ -38,10 +38,12 @@ class FolderHistory:
     Attributes:
         newest_revision: Revision of its upstream at the last observation, or None.
         checks: Results of its checks.
+        seconds: How long the build of the current content took, or None if no record says so.
     """
 
     newest_revision: str | None = None
     checks: tuple[CheckRecord, ...] = ()
+    seconds: float | None = None
 
     @property
     def passed(self) -> str:

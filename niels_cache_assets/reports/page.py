@@ -18,10 +18,11 @@ from markupsafe import Markup
 
 from niels_cache_assets.artifacts.corpus_report import corpus_report
 from niels_cache_assets.base.reasons import explain
-from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, by_count, file_size, format_count, format_share, label
+from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, by_count, file_size, format_count, format_duration, format_share, label
 from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.facts.published import address_in_store
+from niels_cache_assets.inspection.samples import notable
 from niels_cache_assets.plots.drawing import Picture, as_svg
 from niels_cache_assets.plots.measures import measure_cache
 from niels_cache_assets.plots.pictures import (
@@ -37,6 +38,7 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports import page_path
 from niels_cache_assets.reports.cache import CODE_VERSION, CacheItem, CacheReport
 from niels_cache_assets.reports.history import date
+from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
 from niels_cache_assets.tokenizer.measures import characters_per_token_by_source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
@@ -44,6 +46,7 @@ from niels_cache_runtime.format.meta import sha256_text
 
 _FEW = 12  # if a page has at most this many items, all items are open
 _LANGUAGES = 15
+_SAMPLE_TOKENS = 96
 Drawings = dict[Path, Sequence[Picture] | str]  # of each folder; a text is the reason why it has none
 _FIGURE = re.compile(r'<figure data-sha256="(\w+)">(.*?)</figure>', re.DOTALL)
 
@@ -86,6 +89,20 @@ def _pictures(registry: Registry, item: CacheItem, root: Path) -> list[Picture]:
     return []
 
 
+def _samples(item: CacheItem) -> list[tuple[str, str]]:
+    """Return the title and the beginning of a few documents or examples in the train of a data set, or why they cannot be shown."""
+    directory = item.state.directory
+    for family in FAMILIES:
+        if item.state.kind == family and item.state.condition == "complete":
+            try:
+                tokenizer = open_tokenizer(directory.parent.parent)
+                drawn = notable(directory, family, "train", length=_SAMPLE_TOKENS, tokenizer=tokenizer)
+                return [(sample.title, as_text(sample.tokens.tolist(), tokenizer)) for sample in drawn]
+            except (OSError, LookupError, TypeError, ValueError) as error:
+                return [("no sample can be shown", str(error))]
+    return []
+
+
 def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
     """Return the page. Pictures that the page of the cache root already shows are not drawn again.
 
@@ -104,6 +121,8 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         share=share,
         contents=content_cells,
         file_size=file_size,
+        format_duration=format_duration,
+        samples=_samples,
         SHORT_SHA256=SHORT_SHA256,
         UNKNOWN=UNKNOWN,
         mixture_pictures=mixture_pictures,

@@ -47,8 +47,12 @@ PRETRAIN_SOURCES: Mapping[str, type[PretrainSource]] = _Kinds(
         "huggingface": "Huggingface",
         "markdown_folder": "MarkdownFolder",
         "parquet": "Parquet",
+        "arrow": "Arrow",
         "jsonl": "Jsonl",
+        "csv": "Csv",
         "text": "Text",
+        "html": "Html",
+        "epub": "Epub",
         "interleave": "Interleave",
         "python_docs": "PythonDocs",
     }

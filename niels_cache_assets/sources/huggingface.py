@@ -34,7 +34,9 @@ class _Lines(Jsonl):
     rows_of = staticmethod(partial(rows.line_rows, keep_ends=False))
 
 
-class _Csv(Jsonl):
+class HubCsv(Jsonl):
+    """CSV files with a header and the delimiter that their names promise."""
+
     rows_of = staticmethod(rows.csv_rows)
 
     def where_problem(self, where: RowCondition, values: Values) -> str | None:
@@ -43,7 +45,7 @@ class _Csv(Jsonl):
         return where.problem({name: _number(value) for name, value in values.items()}) if problem == WRONG_TYPE else problem
 
 
-_READERS: dict[str, type[Parquet] | type[Jsonl]] = {"parquet": Parquet, "json": Jsonl, "text": _Lines, "csv": _Csv}
+_READERS: dict[str, type[Parquet] | type[Jsonl]] = {"parquet": Parquet, "json": Jsonl, "text": _Lines, "csv": HubCsv}
 
 
 class HubText(HasColumns, HubData, SourceWithParts):

@@ -1,4 +1,4 @@
-"""The source `jsonl`, for pretrain data sets from the user's files with one JSON object per line."""
+"""The source `jsonl`, for pretrain data sets from the user's files with JSON objects."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class Jsonl(HasKeepDamaged, RowFileSource):
-    """JSON Lines: one object per line. A string `title` becomes the document's title. In the lineage, `row` counts blank lines too."""
+    """JSON Lines, arrays or objects over several lines; a string `title` is the title. In the lineage, `row` counts lines, or objects."""
 
     endings = endings_with_compressions(".jsonl", ".ndjson", ".json")
 
@@ -97,4 +97,4 @@ class Jsonl(HasKeepDamaged, RowFileSource):
 
     def _rows(self, files: FilePass, context: StreamContext, text_field: str | None = None) -> Iterator[tuple[str, int, Values]]:
         read = partial(self.rows_of, options=self.damage_options(context, files))
-        return rows.rows_of_files(files, read, context, text_field)
+        return rows.rows_of_files(files, read, context, text_field or self.text_field)

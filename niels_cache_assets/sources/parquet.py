@@ -71,7 +71,7 @@ class Parquet(RowFileSource):
             return
         check = rows.TextFieldCheck(text_field)
         for file in found if "://" not in found[0].url else found[:1]:  # the columns stand in the footer, so this reads little
-            with open_parquet(file) as parquet:
+            with open_parquet(file, self.text_field) as parquet:
                 column = parquet.columns.get(text_field)
                 if self.condition is not None:
                     self.condition.require_types(parquet.columns, file.name)
@@ -84,7 +84,7 @@ class Parquet(RowFileSource):
 
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
         for file in files:
-            with open_parquet(file) as parquet:
+            with open_parquet(file, self.text_field) as parquet:
                 if not parquet.rows:
                     continue
                 columns = parquet.columns
@@ -102,7 +102,7 @@ class Parquet(RowFileSource):
     def _columns(self, files: Sequence[SourceFile], text_field: str) -> tuple[dict[str, bool], str | None]:
         """Return whether each column holds strings, in the first file that has the column `text_field`, and the type of this column."""
         for file in files:
-            with open_parquet(file) as parquet:
+            with open_parquet(file, self.text_field) as parquet:
                 if text_field in parquet.columns:
                     return {name: may_hold_text(kind) for name, kind in parquet.columns.items()}, str(parquet.columns[text_field])
         return {}, None
@@ -113,7 +113,7 @@ class Parquet(RowFileSource):
         text_field, id_field, where, position = check.field, self.id_field or "id", self.condition, files.position
         name, limit, drop = file.name, self.max_document_bytes, context.report.drop_row
         decoding = DecodingCounts(self, context)
-        with open_parquet(file) as parquet:
+        with open_parquet(file, self.text_field) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:
                 if parquet.rows:

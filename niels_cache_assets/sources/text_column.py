@@ -157,6 +157,20 @@ def find_text_column(names: Iterable[str]) -> str | None:
     return TEXT if TEXT in alike else alike[0] if len(alike) == 1 else None
 
 
+def nested_value(value: Any, path: str) -> Any:
+    """Return the text at a path inside a row, such as `data.content` or `messages[].content`. None if it is missing.
+
+    The texts of a list are joined by a blank line, without those that are missing or null. A value that is no text is returned unchanged.
+    """
+    if isinstance(value, list):
+        found = [text for item in value if (text := nested_value(item, path)) is not None]
+        return "\n\n".join(found) if {*map(type, found)} == {str} else found or None
+    if not path:
+        return value
+    name, _, rest = path.partition(".")
+    return nested_value(value.get(name.rstrip("[]")), rest) if isinstance(value, Mapping) else None
+
+
 def require_field(field: str, names: Iterable[str], where: str, *, key: str | None = "text_field") -> None:
     """Check that a field is among the fields of the rows.
 
@@ -255,8 +269,7 @@ def _advice(columns: Sequence[Column], candidates: Sequence[Column], largest: st
     """
     advice = []
     if largest is not None and len(candidates) < 2:
-        how = f" (JSON Lines: jq -c '.text = .{largest}')" if all(map(str.isidentifier, largest.split("."))) else ""
-        advice.append(f"copy the text inside {largest!r} to a field `text` of its own, because nested fields are not read{how}")
+        advice.append(f"set {key} to {largest!r} to read the text inside" if key else f"copy the text inside {largest!r} to a field `text`")
     if any(column.holds_strings for column in columns):
         named = ", ".join(column.name for column in candidates)
         if key is None:

@@ -1,8 +1,9 @@
 """Checks of settings that a caller gives: whole numbers, token ids, choices and indices. They need no torch."""
 
+import inspect
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -10,6 +11,24 @@ from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 from niels_cache_runtime.format.layout import max_vocab_size
 
 MAX_COUNT = 2**62 - 1  # the largest count: the sum of two counts still fits into an int64
+_ELSEWHERE = {"t": "T", "block_size": "T", "max_length": "T", "seq_len": "T", "batch_size": "B"}  # what other libraries call T and B
+
+
+class NamesArguments:
+    """A base class whose constructor suggests the nearest argument if an unknown one is given."""
+
+    def __new__(cls, *given: Any, **settings: Any) -> Self:
+        try:
+            inspect.signature(cls.__init__).bind_partial(None, *given, **settings)
+        except TypeError:
+            known = [*inspect.signature(cls).parameters]
+            arguments = f"its arguments are {', '.join(known)}; a folder may name the split, such as NAME/val"
+            for name in settings:
+                if name not in known:
+                    hint = did_you_mean(_ELSEWHERE.get(name, name), known, arguments)
+                    raise TypeError(f"{cls.__name__} has no argument {name!r}; {hint}") from None
+            raise
+        return super().__new__(cls)
 
 
 def as_int(value: Any) -> int | None:

@@ -6,12 +6,14 @@ Tokens are read source by source, put into one array of the widest dtype among t
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from niels_cache_runtime.cache.gather import InputTargetMaker, to_device
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 from niels_cache_runtime.format.layout import IGNORE_INDEX, TOKEN_DTYPE, Array, Ints
 from niels_cache_runtime.loader.documents import cross_document_targets, cu_seqlens, document_ids, max_seqlen, position_ids
 from niels_cache_runtime.loader.run_order import SampleLocations
@@ -21,7 +23,10 @@ FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids")
 
 
 class TensorFields:
-    """A base of dataclasses whose fields are tensors, or again such dataclasses, or other values."""
+    """A base of dataclasses whose fields are tensors, or again such dataclasses, or other values.
+
+    `batch["x"]` is `batch.x`, and raises KeyError where `batch.x` would be None.
+    """
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> Self:
         """Return the batch with every tensor on another device.
@@ -44,6 +49,31 @@ class TensorFields:
             elif isinstance(value, torch.Tensor):
                 yield value
 
+    def _ipython_key_completions_(self) -> list[str]:  # the names that `batch[...]` takes
+        present = [name for name, value in vars(self).items() if value is not None]
+        return [*present, *(name for name, value in vars(type(self)).items() if isinstance(value, property))]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._ipython_key_completions_()
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name) if name in self else self._raise_missing(name, KeyError)
+
+    def __getattr__(self, name: str) -> NoReturn:  # only for names that do not exist
+        if name.startswith("_"):  # pickle, torch and notebooks look such names up, before there are fields too
+            raise AttributeError(name)
+        self._raise_missing(name, AttributeError)
+
+    def _raise_missing(self, name: str, error: type[Exception]) -> NoReturn:
+        names = self._ipython_key_completions_()
+        hint = f"request it: TokenLoader(..., fields=[{name!r}])" if name in FIELDS else did_you_mean(name, names, f"it has {names}")
+        raise error(f"this {type(self).__name__} has no {name!r}; {hint}")
+
+    def __repr__(self) -> str:
+        present = [(name, value) for name, value in vars(self).items() if value is not None]
+        fields = [f"{name}: {tuple(value.shape) if isinstance(value, torch.Tensor) else value}" for name, value in present]
+        return f"{type(self).__name__}({', '.join(fields)}, on {next(self.tensors()).device})"
+
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         def changed(value: Any) -> Any:
             if isinstance(value, TensorFields):
@@ -53,9 +83,22 @@ class TensorFields:
         return type(self)(**{name: changed(value) for name, value in vars(self).items()})
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+def _refuse_to_collate(batches: Sequence[TensorFields], *, collate_fn_map: object = None) -> NoReturn:
+    """Raise NielsCacheError. A DataLoader calls this if it has a batch_size; its default is 1."""
+    raise NielsCacheError(
+        f"DataLoader(batch_size={len(batches)}): a TokenLoader gives whole batches already; write DataLoader(loader, batch_size=None), "
+        "and give TokenLoader the rows of a batch as B"
+    )
+
+
+default_collate_fn_map[TensorFields] = _refuse_to_collate
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Batch(TensorFields):
     """B rows of T tokens on one device. Fields that were not requested are None.
+
+    `x, y = batch` gives the inputs, and the targets for the loss: `y_masked` if it is present, `y` otherwise.
 
     Attributes:
         x: The inputs, (B, T) int64, contiguous.
@@ -79,6 +122,27 @@ class Batch(TensorFields):
     cu_seqlens: torch.Tensor | None = None
     max_seqlen: int | None = None
     dataset_ids: torch.Tensor | None = None
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield self.x
+        yield self.y if self.y_masked is None else self.y_masked
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        """The inputs under their name in transformers: `x`."""
+        return self.x
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """The targets as the models of transformers take them, (B, T) int64: column c belongs to the input of column c, not to the next.
+
+        These models compare the output of column c with the label of column c + 1. So `labels` are `x`, with -100 where the token is no
+        target of `y_masked`. The target of the last column has no label: a row of T tokens has T - 1 targets. With `stride=T-1`, the next
+        window of a pretrain stream begins with this token, and no target is lost.
+        """
+        if self.y_masked is None:
+            return self.x
+        return torch.nn.functional.pad(self.y_masked[:, :-1], (1, 0), value=IGNORE_INDEX)
 
 
 class BatchMaker:

@@ -13,9 +13,10 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from niels_cache_runtime.cache.checks import check_choice, check_positive, check_whole
+from niels_cache_runtime.cache.checks import NamesArguments, check_choice, check_positive, check_whole
 from niels_cache_runtime.cache.gather import resolve_device
 from niels_cache_runtime.cache.opening import Verify
+from niels_cache_runtime.catalog_text import as_html
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Side, Split
 from niels_cache_runtime.loader.batch import Batch
@@ -27,7 +28,7 @@ from niels_cache_runtime.loader.prefetch import prefetched_batches
 from niels_cache_runtime.loader.remote.opening import Sources
 from niels_cache_runtime.loader.report import MixtureReport, make_report
 from niels_cache_runtime.loader.run_order import RunOrder, plan_batches
-from niels_cache_runtime.loader.settings import SFT, Blocks, LoaderSettings, check_one_tokenizer, have_pairs, row_weights
+from niels_cache_runtime.loader.settings import SFT, Blocks, LoaderSettings, check_one_tokenizer, find_sources, have_pairs, row_weights
 from niels_cache_runtime.loader.state import (
     State,
     arguments_of_state,
@@ -66,6 +67,10 @@ class NotADataLoader:
             "DataLoader(loader, batch_size=None)"
         )
 
+    def __next__(self) -> NoReturn:
+        """Raise TypeError, because a loader is iterable but not an iterator."""
+        raise TypeError("next(loader): a TokenLoader is no iterator; write batches = iter(loader), then next(batches)")
+
     def set_epoch(self, epoch: int) -> NoReturn:
         """Raise NielsCacheError: a loader begins its next epoch by itself.
 
@@ -79,7 +84,7 @@ class NotADataLoader:
         )
 
 
-class TokenLoader(NotADataLoader, IterableDataset[Batch]):
+class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
     """Batches of rows of T tokens, from one split or a blend of several splits, with each sample exactly once per epoch.
 
     Iteration starts at the loader's position, which moves with every batch. Whole SFT examples are packed into rows. Preference pairs come
@@ -91,7 +96,8 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
 
     Args:
         sources: The folder of a data set, such as `cache/pretrain/wikitext`, or of a split, such as `cache/pretrain/wikitext/train`, or a
-            mapping of names to such folders. An address, such as `s3://bucket/prefix`, needs `remote`.
+            mapping of names to such folders. An address, such as `s3://bucket/prefix`, needs `remote`. If names follow, the cache root.
+        *names: The names of data sets in the cache root, pretrain or SFT: `TokenLoader("cache", "wikitext", ...)`.
         T: Tokens per row.
         B: Rows per batch on each rank.
         seed: The seed of every order, 0 to 2**64 - 1.
@@ -132,7 +138,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     def __init__(
         self,
         sources: str | Mapping[str, str],
-        *,
+        *names: str,
         T: int,
         B: int,
         seed: int,
@@ -155,7 +161,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         verify: Verify = "size",
     ) -> None:
         arguments = locals()  # so that only this signature lists them
-        opener = Sources(sources, split=split, remote=remote, order=order)
+        opener = Sources(find_sources(sources, names), split=split, remote=remote, order=order)
         settings = LoaderSettings.checked(opener.folders, arguments)
         self.names = tuple(opener.folders)
         self.T, self.B, self.rank, self.world_size = settings.T, settings.B, settings.rank, settings.world_size
@@ -225,6 +231,21 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     def samples_per_epoch(self) -> dict[str, int]:
         """The number of samples (rows) per epoch, for each source name."""
         return {name: source.samples for name, source in self._sources.items()}
+
+    @property
+    def _title(self) -> str:
+        sizes = f"T={self.T}, B={self.B}, rank {self.rank} of {self.world_size}, {self.device}"
+        return f"{sizes}; step {self.step:,}, {self.samples:,} samples taken"
+
+    @property
+    def _contents(self) -> list[tuple[str, str]]:
+        return [(name, f"{source.tokens:,} tokens in {source.samples:,} rows") for name, source in self._sources.items()]
+
+    def __repr__(self) -> str:
+        return f"TokenLoader({', '.join(map(': '.join, self._contents))}; {self._title})"
+
+    def _repr_html_(self) -> str:
+        return as_html(f"TokenLoader: {self._title}", self._contents)
 
     def __len__(self) -> int:
         """Return how many batches this rank has left in the pass.

@@ -5,6 +5,7 @@ The report is computed from the order of the samples; no tokens are read.
 
 from dataclasses import dataclass
 from fractions import Fraction
+from html import escape
 from math import ceil
 
 from niels_cache_runtime.loader.packing.rows import PackedExamples, PackingReport
@@ -44,7 +45,7 @@ class SourceShare:
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureReport:
-    """The sources of a planned run. `str` of the report gives a table.
+    """The sources of a planned run. `str` of the report gives a table, and so does a notebook.
 
     Attributes:
         first: The first sample of the plan.
@@ -71,6 +72,9 @@ class MixtureReport:
         ]
         lines += [f"{source.name}: {source.details}" for source in self.sources if source.details is not None]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def make_report(sources: NamedSources, run_order: RunOrder, *, first: int, last: int, settings: LoaderSettings) -> MixtureReport:

@@ -6,16 +6,17 @@ Every error message names the setting and the nearest valid choice. `batch` make
 import dataclasses
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from niels_cache_runtime.cache.checks import as_int, check_choice, check_positive, check_whole
+from niels_cache_runtime.cache.checks import NamesArguments, as_int, check_choice, check_positive, check_whole
 from niels_cache_runtime.cache.opening import Verify, open_meta, short_sha256
-from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, Split, has_pairs, shard_name, tokens_name
+from niels_cache_runtime.errors import NielsCacheError, did_you_mean
+from niels_cache_runtime.format.layout import FAMILIES, SPLITS, Split, built_names, has_pairs, shard_name, tokens_name
+from niels_cache_runtime.format.path_kind import describe
 from niels_cache_runtime.loader.batch import FIELDS
 from niels_cache_runtime.loader.blend import Schedule
 from niels_cache_runtime.loader.blocks import MAX_LANES, resolve_machines
@@ -34,7 +35,7 @@ _RUN_SETTINGS = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_do
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFT:
+class SFT(NamesArguments):
     """Settings of TokenLoader for SFT data sets.
 
     For preference pairs, `loss_on` and `overflow` apply to each side, and a pair always stays whole.
@@ -62,7 +63,7 @@ class SFT:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class Blocks(NamesArguments):
     """An order that shuffles blocks of consecutive shards, and the windows inside each block, so that a machine reads few shards at a time.
 
     Attributes:
@@ -242,6 +243,30 @@ def _refuse_fraction(B: Any, world_size: Any) -> None:
     if round(rows) > 0 and abs(rows - round(rows)) < 1e-6 * rows:
         problem = f"world_size={world_size} ranks cannot share {round(rows)} rows evenly; B is the rows of each"
         raise NielsCacheError(f"B={B!r}: {problem}: write B={int(B)} or B={int(B) + 1}")
+
+
+def find_sources(root: Any, names: Sequence[str]) -> Any:
+    """Return the folders of data sets in a cache root, in the form of TokenLoader's `sources`.
+
+    Args:
+        root: The cache root, or without names any `sources`, which are returned unchanged.
+        names: The names of data sets, such as `wikitext`, or `sft/wikitext` if both families have one of this name.
+
+    Raises:
+        NielsCacheError: For another folder than a cache root, and for a name that is not there or is there twice.
+    """
+    folders = {name: f"{root}/{name}" if is_address(str(root)) else _find_dataset(str(root), name) for name in names}
+    return folders if len(folders) > 1 else folders.get(names[0]) if names else root
+
+
+def _find_dataset(root: str, name: Any) -> str:
+    datasets = {f"{family}/{each}": each for family in FAMILIES for each in built_names(Path(root) / family)}
+    found_at = [path for path, each in datasets.items() if name in (path, each)]
+    if len(found_at) == 1:
+        return f"{root}/{found_at[0]}"
+    known = f"write {' or '.join(found_at or datasets)}" if datasets else describe(root).clause
+    hint = did_you_mean(name, () if found_at else datasets.values(), known)
+    raise NielsCacheError(f"{root}: {len(found_at) or 'no'} data sets {name!r}; {hint}")
 
 
 def name_sources(sources: str | Mapping[str, str], split: Split) -> dict[str, str]:

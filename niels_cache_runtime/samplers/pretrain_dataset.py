@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from niels_cache_runtime.cache.checks import check_positive
+from niels_cache_runtime.cache.checks import NamesArguments, check_positive
 from niels_cache_runtime.cache.gather import InputTargetMaker, WindowReader, draw_uniform, resolve_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build, open_split
 from niels_cache_runtime.errors import NielsCacheError
@@ -33,7 +33,7 @@ def count_windows(shard_lengths: Ints, T: int) -> tuple[Ints, Ints]:
     return ends, ends - windows
 
 
-class PretrainTokenStreamDataset:
+class PretrainTokenStreamDataset(NamesArguments):
     """A sampler of windows of T+1 tokens from the shards of one split, such as `cache/pretrain/NAME/train`.
 
     The object can be pickled: a copy maps the files again, and raises an error if they belong to another build. All files are of one build,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from niels_cache_runtime.cache.checks import NamesArguments
 from niels_cache_runtime.cache.gather import InputTargetMaker, draw_uniform, resolve_device, to_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build
 from niels_cache_runtime.format.layout import IGNORE_INDEX
@@ -26,7 +27,7 @@ from niels_cache_runtime.loader.run_order import SampleLocations
 from niels_cache_runtime.remote.split_location import Copy, SplitLocation, whole_pair
 
 
-class SFTExampleDataset:
+class SFTExampleDataset(NamesArguments):
     """A sampler of whole examples from the two files of an SFT split, such as `train_tokens.bin` and `train_idx.npy` of `cache/sft/NAME`.
 
     Examples without a target in their first T+1 tokens would make the loss NaN, so they are never sampled, and one warning gives their
@@ -115,7 +116,7 @@ class SFTExampleDataset:
         self._use(rows)
 
 
-class PreferenceDataset:
+class PreferenceDataset(NamesArguments):
     """A sampler of preference pairs from one split, such as `cache/sft/NAME/train`.
 
     Pairs without a target in the kept part of a side are never sampled, and one warning gives their number. `len(dataset)` is the number of

@@ -1,6 +1,8 @@
 """Caches that people have built stay valid. Fingerprints of default settings do not change, even with many new keys."""
 
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ PRETRAIN: dict[str, dict[str, Any]] = {
     "parquet": {"source": "parquet", "files": ["a.parquet"]},
     "jsonl": {"source": "jsonl", "files": ["a.jsonl"]},
     "text": {"source": "text", "files": ["a.txt"]},
+    **{name: {"source": name, "files": [f"a.{name}"]} for name in ("arrow", "csv", "html", "epub")},
     "interleave": {"source": "interleave", "members": {"text": 1.0, "jsonl": 2.0}},
     "prepared": {"source": "jsonl", "files": ["a.jsonl"], "prepare": ["clean", "dedup"]},
 }
@@ -49,11 +52,14 @@ def registry() -> Registry:
 def fingerprints(registry: Registry) -> dict[str, str]:
     """Of every table above, of a corpus, the tokenizer and the drop lists, at fixed revisions."""
     found = {}
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(metadata, "distributions", lambda name: [SimpleNamespace(version="of the library")])  # that extracts text
     for name, source in {**registry.pretrain, **registry.sft}.items():
         if name in {**PRETRAIN, **SFT}:
             found[name] = fingerprint_of(
                 cache_identity(registry, source, registry.build, registry.pretrain, tokenizer=("0" * 64, 16_000), revision="1")
             )
+    monkeypatch.undo()
     return {
         **found,
         "corpus": fingerprint_of(identity_of_corpus(registry, "prepared", revision="1", tokenizer_sha256=None)),
@@ -75,7 +81,7 @@ def test_every_raised_version_changes_the_fingerprint_of_its_kind_alone(monkeypa
     before = fingerprints(registry())
     monkeypatch.setattr(Text, "code_version", "99")
     after = fingerprints(registry())
-    assert {name for name in before if after[name] != before[name]} == {"text", "interleave"}  # which has it as a member
+    assert {name for name in before if after[name] != before[name]} == {"text", "interleave", "html", "epub"}  # members, subclasses
 
 
 def test_a_new_key_counts_only_where_it_is_set() -> None:

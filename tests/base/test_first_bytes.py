@@ -76,8 +76,6 @@ CONTENTS: dict[str, tuple[Callable[[bytes], bytes], tuple[str, ...]]] = {  # how
     "html": (lambda _: PAGE, ("HTML", "download")),
     "utf-16 without mark": (lambda content: content.decode().encode("utf-16-le"), ("UTF-16", "utf-16-le")),
     "utf-16 big-endian": (lambda content: content.decode().encode("utf-16-be"), ("UTF-16", "utf-16-be")),
-    "array": (lambda content: b"[" + b",\n".join(content.splitlines()) + b"]", ("JSON array", "jq")),
-    "pretty": (lambda content: json.dumps(json.loads(content.splitlines()[0]), indent=2).encode(), ("several lines", "jq")),
 }
 
 

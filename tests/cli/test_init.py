@@ -122,14 +122,12 @@ def test_links_that_lead_back_or_to_one_another_make_no_file_be_read_twice(proje
         (["--from", "roam"], ("niels-cache init PATH",)),
         (["--text-field", "body", "chats.jsonl"], ("chats.jsonl: ", "body", "messages")),
         (["bots.jsonl"], ("bots.jsonl: ", "(human)", "assistant (gpt)")),
-        (["array.json"], ("array.json: ", "jq -c '.[]' array.json > array.jsonl")),
         (["feed.xml"], ("feed.xml: ", "MediaWiki")),
         (["numbers.jsonl"], ("numbers.jsonl: ", "text (fields: a (1))")),
         (["empty.jsonl"], ("empty.jsonl: ", "no row")),
         (["lost.txt"], ("lost.txt: ", "leads to no")),
         (["piped"], ("p.json: ", "regular")),
         (["hollow"], ("hollow: ", "no file")),
-        (["titles.json"], ("titles.json: ", "each line")),
         (["--tokenizer", "my books", "rows.jsonl"], ("my books: ", "no tokenizer.json")),
         (["--hub", "c4"], ("write OWNER/NAME",)),
         (["--vocab-size", "3_000_000_000", "rows.jsonl"], ("niels_cache.toml: [tokenizer] vocab_size = 3000000000",)),
@@ -141,7 +139,6 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
 ) -> None:
     (project / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
     (project / "bots.jsonl").write_text('{"messages": [{"role": "bot", "content": "a"}]}')
-    (project / "array.json").write_text('[{"text": "a"}]')
     (project / "feed.xml").write_text("<rss><title>a</title></rss>")
     (project / "numbers.jsonl").write_text('{"a": 1}')
     (project / "empty.jsonl").write_text("")
@@ -149,7 +146,6 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     os.mkfifo(project / "piped/p.json")
     (project / "lost.txt").symlink_to("nowhere")
     (project / "hollow").mkdir()
-    (project / "titles.json").write_text('[{"title": "a", "text": "not of Roam"}]')
     before = sorted(project.iterdir())
     assert main(["init", *arguments]) == exit_codes.WRONG_USE
     assert missing(capsys.readouterr().err, *expected) == []

@@ -1,5 +1,6 @@
 """A data set in parts: the joined cache has the bytes of one build, whatever the parts and their order, and is read like any other."""
 
+import csv
 import errno
 import json
 import os
@@ -225,6 +226,9 @@ def test_every_part_is_compared_with_a_val_that_val_frac_chooses(
         ("jsonl", "jsonl", ""),
         ("jsonl", "jsonl.zst", 'decontaminate = "exact"'),
         ("parquet", "parquet", 'where = "number != 3"'),
+        ("jsonl", "json", 'where = "number != 3"'),
+        ("csv", "csv", 'where = "number != 3"'),
+        ("arrow", "arrow", 'where = "number != 3"'),
         ("huggingface", "parquet", 'dataset = "of/pages"\nshuffle_buffer = 0\ndecontaminate = "near"'),
         ("huggingface", "jsonl", 'dataset = "of/pages"'),  # this kind shuffles by default
     ],
@@ -239,6 +243,14 @@ def test_val_and_train_are_those_of_one_process(project: PartsProject, source: s
         lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
         if ending == "parquet":
             pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=9)
+        elif ending == "arrow":
+            with pa.ipc.new_stream(path, (table := pa.Table.from_pylist(rows)).schema) as writer:
+                writer.write_table(table, max_chunksize=9)
+        elif ending == "csv":
+            with path.open("w", newline="") as file:
+                csv.writer(file).writerows([["number", "text"], *([row["number"], row["text"]] for row in rows)])
+        elif ending == "json":
+            path.write_text(json.dumps(rows, indent=1))
         else:
             path.write_bytes(zstandard.compress(lines) if ending.endswith("zst") else lines)
     found, order = {}, sorted if source == "huggingface" and ending == "jsonl" else list

@@ -91,7 +91,7 @@ UNDECIDED: list[tuple[Rows, tuple[str, ...]]] = [
     ([{"id": f"a-{number}", "url": f"http://a.b/{number}"} for number in range(9)], ("ids)", "URLs)", "set text_field if")),
     (
         [{"data": {"content": text}, "id": f"x-{number}"} for number, text in enumerate(TEXTS)],
-        ("data (an object with content)", "'data.content'", ".text = .data.content"),
+        ("data (an object with content)", "set text_field to 'data.content'"),
     ),
     ([{"name": f"A name {len(text)}", "data": {"content": text}} for text in TEXTS[:9]], ("'data.content'", "'name'")),
     ([{"code": code} for code in ["a-1", "b-2", "c-3", "d e"]], ("'code'", "not text")),

@@ -49,7 +49,7 @@ COMMAND = Command(
         ),
         option("--reason", "REASON", "only print examples of this reason", choices=[*DROP_REASONS]),
         option("--limit", "N", "only read the first N documents", type=integer_at_least(1)),
-        option("--text-field", "FIELD", "text field of .jsonl and .parquet files (default: text, else the only possible field)"),
+        option("--text-field", "FIELD", "text field of rows (default: text, else the only possible field)"),
         option(
             "--set",
             "KEY=VALUE",
@@ -67,9 +67,9 @@ anything.
 --dropped NAME shows what cleaning dropped from a built data set: counts by reason, and examples with the
 measured value. A build saves 50 randomly sampled examples per reason.
 
-The extension of FILE determines its format: .txt, .md and .rst (one document per file), .jsonl (one per
-line), .parquet (one per row) or .xml (a MediaWiki dump). Files may be compressed as .gz, .bz2, .xz or
-.zst. For a folder, all such files in it are read. The thresholds come from [cleaning] in your
+The extension of FILE determines its format: .txt, .md, .rst, .html and .epub (one document per file),
+.jsonl, .json, .csv, .tsv, .parquet, .arrow and .feather (one per row) or .xml (a MediaWiki dump). Text
+files may be compressed as .gz, .bz2, .xz or .zst. For a folder, all such files in it are read. The thresholds come from [cleaning] in your
 configuration.""",
     examples="""\
   niels-cache clean notes/ articles.jsonl.gz                   counts by reason

@@ -26,8 +26,8 @@ COMMAND = Command(
     ),
     usage="[NAME] ",
     description="""\
-Write a self-contained HTML report on all caches: status, counts, sizes, sha256, plots, and check
-results from Dagster's records (DAGSTER_HOME). The report also shows how much of each data set a
+Write a self-contained HTML report on all caches: status, counts, sizes, sha256, plots, excerpts of a
+few documents, and the checks and times of builds in Dagster's records (DAGSTER_HOME). The report also shows how much of each data set a
 training run would read: for every [blend.NAME], or, without a blend, for a run over all pretrain data
 sets by size. [reports] sets the length of that run.
 

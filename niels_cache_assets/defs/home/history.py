@@ -77,7 +77,11 @@ def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence
         own = [spec for spec in specs if spec.asset_key in assets and (spec.partitions_def is None) == (partition is None)]
         checks = [_newest(instance, spec, partition, folder, meta_sha256) for spec in own]
         seen = None if item.revision is None or partition is None else last_observation(instance, registry, partition)
-        return FolderHistory(newest_revision=observed_revision(seen), checks=tuple(filter(None, checks)))
+        builds = [_recorded(record, folder) for record in materializations(instance, key, partition, limit=_RESULTS)]
+        took = next(
+            (took for *found, took in builds if took is not None and found == [True, meta_sha256]), None
+        )  # None for a build that was found
+        return FolderHistory(newest_revision=observed_revision(seen), checks=tuple(filter(None, checks)), seconds=took)
 
     # checks of a whole family, such as caches_in_sync
     of_family = [spec for spec in specs if spec.partitions_def is None and spec.asset_key in names.meta.values()]
@@ -104,19 +108,19 @@ def _newest(
         if target is None:
             continue
         builds = [_recorded(record, folder) for record in materializations(instance, spec.asset_key, storage_ids=[target.storage_id])]
-        if any(is_here and (None in (sha256, meta_sha256) or sha256 == meta_sha256) for is_here, sha256 in builds):
+        if any(is_here and (None in (sha256, meta_sha256) or sha256 == meta_sha256) for is_here, sha256, _ in builds):
             failed: CheckOutcome = "warning" if evaluation.severity == dg.AssetCheckSeverity.WARN else "failed"
             outcome = "passed" if evaluation.passed else failed
             return CheckRecord(name=spec.name, outcome=outcome, said=evaluation.description or "", when=result.event.timestamp)
     return None
 
 
-def _recorded(record: dg.EventLogRecord, folder: Path) -> tuple[bool, str | None]:
-    """Return whether a record is of a build in this folder, and the hash of the build."""
+def _recorded(record: dg.EventLogRecord, folder: Path) -> tuple[bool, str | None, float | None]:
+    """Return whether a record is of a build in this folder, the hash of the build, and how long it took in seconds."""
     event = record.asset_materialization
     metadata: dict[str, Any] = {} if event is None else {name: value.value for name, value in event.metadata.items()}
     uri, here = str(metadata.get("dagster/uri", "")), folder.absolute().as_uri()
-    return uri == here or uri.startswith(f"{here}/"), metadata.get("meta_sha256")
+    return uri == here or uri.startswith(f"{here}/"), metadata.get("meta_sha256"), metadata.get("seconds")
 
 
 def recorded_findings(registry: Registry, root: Path, folders: Sequence[Path]) -> list[Finding]:
@@ -144,7 +148,7 @@ def _findings(instance: dg.DagsterInstance, names: DefinitionNames, root: Path, 
     if meta_sha256 is None:  # made by a different program; verify notes this
         return
     builds = [_recorded(record, folder) for record in materializations(instance, key, partition, limit=_RECORDS)]
-    hashes = [sha256 for is_here, sha256 in sorted(builds, key=lambda build: not build[0]) if sha256 is not None]
+    hashes = [sha256 for _, sha256, _ in sorted(builds, key=lambda build: not build[0]) if sha256 is not None]
     recorded = next(iter(hashes), None)  # the newest build in this folder, otherwise in any folder, because the cache may have been moved
     if recorded is None:
         problem = "Dagster has no record of this build (it was imported, built without Dagster, or recorded in another home)"

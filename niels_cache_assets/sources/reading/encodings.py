@@ -27,7 +27,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 from pydantic import Field, PositiveInt, field_validator
 
 from niels_cache_assets.base.wording import by_count
-from niels_cache_assets.sources.reading.compressed import OnDamage
+from niels_cache_assets.sources.reading.compressed import OnDamage, is_damaged
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, files_digest, first_bytes, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_assets.sources.types import Siblings, Source, StreamContext
@@ -56,6 +56,8 @@ _BOM = "\ufeff"
 _BLOCK = 1 << 18
 _NAMED_FILES = 20  # facts name this many files with the highest counts, and the current file
 _SHOWN_FILES = 3
+_LONGEST_LITERAL = 16  # characters that the end of a buffer may cut from a name or number of JSON
+_GAP = re.compile(r"[ \t\r\n,]*")  # between JSON values
 _JSON_MARKS = [*map(chr, (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF8FF)))]  # noncharacters, then private ones
 
 
@@ -120,9 +122,9 @@ class DecodesText(Source):
         Raises:
             ValueError: If there is no such text encoding. The message suggests the nearest name.
         """
-        if not _is_text_encoding(value):
+        if not is_text_encoding(value):
             names = {name.replace("_", "-") for name in (*aliases, *aliases.values())}
-            choices = sorted({UTF8, "latin-1", *filter(_is_text_encoding, names)})
+            choices = sorted({UTF8, "latin-1", *filter(is_text_encoding, names)})
             near = difflib.get_close_matches(value.lower().replace("_", "-"), choices, n=1)
             raise ValueError(f"is not a text encoding of Python; did you mean {near[0] if near else UTF8!r}?")
         codec = codecs.lookup(value).name
@@ -132,7 +134,7 @@ class DecodesText(Source):
         return files_digest(self.input_files())
 
 
-def _is_text_encoding(name: str) -> bool:
+def is_text_encoding(name: str) -> bool:
     """Return whether a codec decodes bytes to text, with marks and block by block. The codecs rot13 and base64 do not."""
     try:
         encoding = encoding_at(b"", codecs.lookup(name).name)
@@ -285,6 +287,50 @@ def read_lines(
             if index == 1 and is_start:
                 line = line.removeprefix(codecs.BOM_UTF8)
             yield index - 1, *decode(line, UTF8)
+
+
+def read_items(stream: IO[bytes], position: FilePosition, where: str, options: TextOptions) -> Iterator[tuple[int, str, str | None]]:
+    """Yield (index from 0, JSON text, marked text or None) of the items of a JSON array, or of JSON values one after the other.
+
+    The items before `position` are read again. About two items are in memory. A missing comma is no error; a missing end of the array is.
+
+    Args:
+        stream: A newly opened stream.
+        position: Where to begin. Before an item is yielded, it moves past the item.
+        where: The name of the file, for the error.
+        options: How to read items.
+
+    Raises:
+        NielsCacheError: If an item is too long, or if the text is not valid JSON.
+    """
+    position.offset = 0
+    position.seek(stream)
+    text = io.TextIOWrapper(stream, encoding_of(stream, options.encoding), MARKS, newline="")
+    find_end, index, start = json.JSONDecoder().raw_decode, 0, 0
+    buffer = text.read(_BLOCK).removeprefix(_BOM).lstrip()
+    last = "]" if buffer.startswith("[") else ""
+    buffer = buffer[len(last) :]
+    while True:
+        start = _GAP.match(buffer, start).end()  # type: ignore[union-attr]
+        try:
+            end = find_end(buffer, start)[1]
+        except RecursionError:  # the caller cannot read the item either, and raises the error
+            end = len(buffer)
+        except json.JSONDecodeError as error:
+            if len(buffer) - start > options.limit:
+                refuse_length(f"{where}: item {index + 1}", options.limit)
+            is_end = buffer[start:].rstrip() == last
+            is_cut = is_end or error.pos > len(buffer) - _LONGEST_LITERAL or error.msg.startswith("Unterminated string")
+            if is_cut and (more := text.read(max(_BLOCK, len(buffer) - start))):
+                buffer, start = buffer[start:] + more, 0
+                continue
+            if is_end or is_damaged(stream):
+                return
+            raise NielsCacheError(f"{where}: item {index + 1} is not valid JSON ({error.msg}); correct the file") from error
+        item, start, index = buffer[start:end], end, index + 1
+        if index > position.row:
+            position.row = index
+            yield (index - 1, unmarked(item), item) if MARK.search(item) else (index - 1, item, None)
 
 
 def decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Keys of the kinds that read the user's files: `jsonl`, `parquet`, `text`.
+"""Keys of the kinds that read the user's files, such as `jsonl`, `parquet` and `text`.
 
 Globs name the files, which may be local or at fsspec URLs, and compressed or not. Files are read in the order of their relative paths. The
 source keeps the order of the input, and a builder may shuffle.

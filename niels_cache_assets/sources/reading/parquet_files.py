@@ -1,4 +1,4 @@
-"""Parquet files, decoded in batches of limited size.
+"""Parquet and Arrow files, decoded in batches of limited size.
 
 `ParquetTable.batches` yields all rows, and never many long rows at once. A file of ten kilobytes may hold gigabytes: in a column with a
 dictionary, a row is a number, and decoding replaces the number by the whole text.
@@ -12,6 +12,7 @@ What the rows mean is up to the sources.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ import numpy as np
 
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_seekable
+from niels_cache_assets.sources.text_column import nested_value
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
 
@@ -62,23 +64,34 @@ class NumberedRows(NamedTuple):
 
 
 @contextmanager
-def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
+def open_parquet(file: SourceFile, text_field: str | None = None) -> Iterator[ParquetTable]:
     """Open a Parquet file.
 
     All errors name the file, including errors that occur later, while rows are read.
+
+    Args:
+        file: The file.
+        text_field: A nested field (see `nested_value`), which becomes a column of its own if the file has it, or None.
     """
+    with open_for_arrow(file, "Parquet") as source:
+        yield ParquetTable(source, file.name, text_field)
+
+
+@contextmanager
+def open_for_arrow(file: SourceFile, format_name: str) -> Iterator[str | IO[bytes]]:
+    """Open a file for Arrow's readers, as a path or a stream. All errors in the block name the file and its format."""
     import pyarrow as pa
 
     with file_errors(file), open_seekable(file) as stream:
         try:
             # Arrow reads a path faster than a Python stream.
-            yield ParquetTable(stream if file.is_remote else file.url, file.name)
+            yield stream if file.is_remote else file.url
         except NielsCacheError:
             raise
         except pa.ArrowException as error:
             stream.seek(0)
             kind = describe_content(stream.read(HEAD_BYTES))
-            raise NielsCacheError(f"{file.name}: not a Parquet file, or damaged ({error}); replace the file{kind}") from error
+            raise NielsCacheError(f"{file.name}: not a file of {format_name}, or damaged ({error}); replace the file{kind}") from error
         except (ValueError, LookupError, ArithmeticError) as error:
             raise NielsCacheError(f"{file.name}: holds a value that cannot be read ({error}); correct the file, or leave it out") from error
 
@@ -178,19 +191,27 @@ class ParquetTable:
     Args:
         source: A path or a seekable stream.
         name: The name of the file, for messages.
+        text_field: See `open_parquet`.
 
     Attributes:
         rows: The number of rows.
         columns: The Arrow type of each column after decoding, by name.
     """
 
-    def __init__(self, source: str | IO[bytes], name: str) -> None:
+    def __init__(self, source: str | IO[bytes], name: str, text_field: str | None = None) -> None:
+        import pyarrow as pa
+
         self._source, self._name = source, name
         self._parquet = self._open()
         schema = self._parquet.schema_arrow
         self.rows: int = self._parquet.metadata.num_rows
         self.columns: dict[str, pa.DataType] = {field.name: _plain_type(field.type) for field in schema}
         self._repeated = [*_repeated_names(schema)]
+        self._nested = ""
+        leaves = [re.sub(r"\.list\.\w+", "", self._parquet.schema.column(index).path) for index in range(len(self._parquet.schema))]
+        if text_field and text_field not in self.columns and text_field.replace("[]", "") in leaves:
+            self._nested = text_field
+            self.columns[text_field] = pa.large_string()
 
     def _open(self, **settings: Any) -> pq.ParquetFile:
         import pyarrow.parquet as pq
@@ -231,7 +252,11 @@ class ParquetTable:
         Raises:
             NielsCacheError: If the file has two columns with the same requested name.
         """
-        chosen = list(self.columns if columns is None else columns)
+        import pyarrow as pa
+
+        requested = self.columns if columns is None else columns
+        outer = self._nested.partition(".")[0].rstrip("[]")
+        chosen = list(dict.fromkeys(outer if name == self._nested else name for name in requested))
         if repeated := [".".join(path) for path in self._repeated if path[0] in chosen]:
             names = " and ".join(map(repr, repeated))
             raise NielsCacheError(f"{self._name}: has more than one column named {names}; rename them, or keep only one")
@@ -249,7 +274,11 @@ class ParquetTable:
                     self._parquet.reader.set_batch_size(rows_at_once)  # applies to the next batches
                     begin, row = max(row, start), row + len(decoded)
                     if begin < row:
-                        yield begin, decoded.slice(len(decoded) - (row - begin))
+                        found = decoded.slice(len(decoded) - (row - begin))
+                        if self._nested in requested:
+                            texts = [nested_value(values, self._nested) for values in found.select([outer]).to_pylist()]
+                            found = found.append_column(self._nested, pa.array(texts, pa.large_string()))
+                        yield begin, found
             first = end
 
     def _rows_together(self, group: int, columns: Sequence[str], most: int) -> int:
@@ -297,6 +326,33 @@ class ParquetTable:
             if len(longest) == len(paths):
                 break
         return longest
+
+
+def arrow_batches(file: SourceFile, *, most_rows: int, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (number of the first row, rows) of an Arrow file (Feather is the same) or stream, as `datasets` writes it, in batches.
+
+    A local file is mapped into memory, so its rows are not copied. A compressed record batch is decompressed as a whole.
+
+    Args:
+        file: The file.
+        most_rows: The maximum number of rows of a batch. Rows of a large average size come in smaller batches.
+        start: The number of the first row to yield.
+    """
+    import pyarrow as pa
+    from pyarrow import ipc
+
+    first = 0
+    with open_for_arrow(file, "Arrow") as source:
+        stream = pa.memory_map(source) if isinstance(source, str) else source
+        is_stream = stream.read(6) != b"ARROW1"  # with which the file format begins
+        stream.seek(0)
+        reader = ipc.open_stream(stream) if is_stream else ipc.open_file(stream)
+        for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
+            batch.validate(full=True)
+            size = max(1, min(most_rows, _AVERAGE_BYTES * len(batch) // max(batch.nbytes, 1)))
+            for row in range(max(0, start - first), len(batch), size):
+                yield first + row, _decoded(batch.slice(row, size))
+            first += len(batch)
 
 
 def is_string_type(arrow_type: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Rows of JSON Lines and Parquet files, as the Python values that JSON Lines hold.
+"""Rows of JSON, CSV, Parquet and Arrow files, as the Python values that JSON Lines hold.
 
 Pretrain and SFT sources share these readers. What the rows mean is up to the sources. A line costs one json.loads. `parquet_files.py`
 describes the cost of Parquet.
@@ -9,15 +9,15 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice, zip_longest
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from niels_cache_assets.base.first_bytes import describe_content
-from niels_cache_assets.sources.reading.compressed import is_damaged
+from niels_cache_assets.sources.reading.compressed import endings_with_compressions, is_damaged
 from niels_cache_assets.sources.reading.encodings import (
     MARK,
     MARKS,
@@ -30,14 +30,15 @@ from niels_cache_assets.sources.reading.encodings import (
     decoded_lines,
     encoding_of,
     marked_values,
+    read_items,
     read_lines,
     refuse_length,
     unmarked,
 )
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, valid_unicode
-from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, is_string_type, may_hold_text, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import arrow_batches, is_bytes_type, is_string_type, may_hold_text, open_parquet
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
-from niels_cache_assets.sources.text_column import ROWS, TEXT, count_file_without
+from niels_cache_assets.sources.text_column import ROWS, TEXT, count_file_without, nested_value
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import unique_keys
@@ -48,10 +49,13 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Row = TypeVar("Row", bound=tuple[Any, ...])  # a tuple whose last element holds the values of the row
 
+ARROW = (".arrow", ".feather")
+CSV = endings_with_compressions(".csv", ".tsv")
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
 PARQUET_ROWS = 1024
 _BLANKS = " \t\n\r\x0b\f"  # ASCII blanks, as in bytes.isspace; a line of other blanks is not valid JSON
+_WHOLE_JSON = re.compile(r"\ufeff?\s*(\[|\{([^\n]*[,:{\[])?[ \t\r]*\n)")  # an array, or an object that the first line does not end
 _decode_json = json.JSONDecoder(object_pairs_hook=unique_keys).decode  # json.loads makes a decoder for each line
 SEARCH_LIMITS = 10_000, 1 << 25  # rows and characters without a field after which the field counts as missing
 
@@ -205,48 +209,41 @@ def kind_of(value: Any) -> str:
 
 
 def json_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
-    """Yield (line index from 0, object) of a JSON Lines file, beginning at `position`.
+    """Yield (index from 0, object) of a JSON Lines file, a JSON array or objects over several lines, beginning at `position`.
 
-    Blank lines are skipped; any other line must be an object. If bytes of a line are invalid in the encoding, its object is a DamagedRow.
+    The index is that of the line, or of the object in the other forms. Blank lines are skipped; any other line must be an object. If bytes
+    of a line are invalid in the encoding, its object is a DamagedRow.
 
     Args:
         file: The file.
         position: Where to begin. None is the start.
-        options: How to read it. With `on_damage`, the rows end with the last whole line before the damage.
+        options: How to read it. With `on_damage`, the rows end with the last whole line or object before the damage.
 
     Raises:
-        NielsCacheError: If a line is too long or is not a JSON object.
+        NielsCacheError: If a line or item is too long or is not a JSON object.
     """
     with file_errors(file), open_bytes(file, options.on_damage) as stream:
         head, has_rows = first_bytes(stream), False
-        for index, line, marked in read_lines(stream, position or FilePosition(), file.name, options):
+        are_lines = not _WHOLE_JSON.match(head.decode(encoding_of(stream, options.encoding), "ignore"))
+        read, unit = (read_lines, "line") if are_lines else (read_items, "item")
+        for index, line, marked in read(stream, position or FilePosition(), file.name, options):
             if not line.strip(_BLANKS):
                 continue
-            if not line.endswith("\n") and is_damaged(stream):
+            if are_lines and not line.endswith("\n") and is_damaged(stream):
                 return
             try:
                 row = _decode_json(line)
             except RecursionError as error:
-                raise NielsCacheError(f"{file.name}: line {index + 1} is nested too deep to be read as JSON; remove the line") from error
+                raise NielsCacheError(f"{file.name}: {unit} {index + 1} is nested too deep to be read as JSON; remove it") from error
             except ValueError as error:
-                if index == 0 and line.lstrip(_BLANKS).startswith("["):
-                    _refuse_array(file, error)
-                kind = "" if has_rows else describe_content(head)
+                kind = "" if has_rows else describe_content(head, "JSON")
                 raise NielsCacheError(
-                    f"{file.name}: line {index + 1} is not valid JSON ({error}); a line must hold one object{kind}"
+                    f"{file.name}: {unit} {index + 1} is not valid JSON ({error}); each {unit} must hold one object{kind}"
                 ) from error
             if not isinstance(row, dict):
-                if index == 0 and isinstance(row, list) and all(isinstance(item, dict) for item in row):
-                    _refuse_array(file)
-                raise NielsCacheError(f"{file.name}: line {index + 1} is a JSON {type(row).__name__}; each line must hold one object")
+                raise NielsCacheError(f"{file.name}: {unit} {index + 1} is a JSON {type(row).__name__}; each {unit} must hold one object")
             yield index, row if marked is None else DamagedRow.of_json(row, marked)
             has_rows = True
-
-
-def _refuse_array(file: SourceFile, error: ValueError | None = None) -> NoReturn:
-    """Raise an error with advice on how to turn a list of objects into lines."""
-    name = shlex.quote(file.name)
-    raise NielsCacheError(f"{file.name}: is one JSON array; write one object per line: jq -c '.[]' {name} > lines.jsonl") from error
 
 
 def line_rows(
@@ -274,8 +271,24 @@ def line_rows(
             yield index, values if marked is None else DamagedRow(values, {TEXT: whole(marked)}, MARK, damage_of(marked).size)
 
 
-def csv_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
-    """Yield (index of the record from 0, object) of a CSV file, or of a TSV file, with a header. All values are strings.
+def _delimiter_of(name: str, header: str) -> str:
+    """Return the delimiter that the name of a file promises. If only another of comma, tab, `;` and `|` is in the header, return that."""
+    named = "\t" if re.search(r"\.tsv(\.\w+)?$", name, re.IGNORECASE) else ","
+    counts = Counter(re.findall(r"[,\t;|]", re.sub(r'"[^"]*"', "", header)))
+    return named if named in counts or not counts else max(counts, key=counts.__getitem__)
+
+
+def csv_rows(
+    file: SourceFile,
+    position: FilePosition | None = None,
+    options: TextOptions = PLAIN,
+    *,
+    delimiter: str | None = None,
+    quote: str = '"',
+    columns: Sequence[str] = (),
+    on_delimiter: Callable[[str], object] | None = None,
+) -> Iterator[tuple[int, Values]]:
+    """Yield (index of the record from 0, object) of a CSV file. All values are strings.
 
     A blank line is no record. A value that a record lacks is null.
 
@@ -283,6 +296,10 @@ def csv_rows(file: SourceFile, position: FilePosition | None = None, options: Te
         file: See `json_rows`, like the other arguments.
         position: See `json_rows`. The records before are parsed again.
         options: See `json_rows`. `limit` is the maximum number of characters of a record.
+        delimiter: The character between values. None: a tab in .tsv files, otherwise a comma, but see `on_delimiter`.
+        quote: The character around values with delimiters or line ends, or "" if there is none.
+        columns: The names of the columns of a file without a header.
+        on_delimiter: Receives the delimiter, which the first line may decide (`_delimiter_of`). None: only the name decides, as on the hub.
 
     Raises:
         NielsCacheError: If a record is too long or has more values than the header, or if two columns have the same name.
@@ -293,11 +310,19 @@ def csv_rows(file: SourceFile, position: FilePosition | None = None, options: Te
         position.seek(stream)
         lines = decoded_lines(stream, file.name, limit, encoding_of(stream, options.encoding))
         first = next(lines, "").removeprefix("\ufeff")
-        delimiter = "\t" if re.search(r"\.tsv(\.\w+)?$", file.name, re.IGNORECASE) else ","
         csv.field_size_limit(limit)
-        records = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+        delimiter = delimiter or _delimiter_of(file.name, first if on_delimiter else "")
+        if on_delimiter:
+            on_delimiter(delimiter)
+        records = csv.reader(
+            chain([first], lines),
+            delimiter=delimiter,
+            quotechar=quote or None,
+            quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
+            strict=True,
+        )
         try:
-            header = next(records, [])
+            header = list(columns) or next(records, [])
             if len(set(header)) < len(header):
                 twice = next(name for name in header if header.count(name) > 1)
                 raise NielsCacheError(f"{file.name}: has more than one column named {twice!r}; rename them, or keep only one")
@@ -316,7 +341,9 @@ def csv_rows(file: SourceFile, position: FilePosition | None = None, options: Te
         except csv.Error as error:
             if "field limit" in str(error):
                 refuse_length(f"{file.name}: line {records.line_num}", limit)
-            raise NielsCacheError(f"{file.name}: line {records.line_num}: not CSV ({error}); correct the file") from error
+            raise NielsCacheError(
+                f"{file.name}: line {records.line_num}: not CSV ({error}); correct the file, or the quotes and delimiter"
+            ) from error
 
 
 def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None) -> list[Any]:
@@ -474,17 +501,23 @@ def parquet_rows(
     with open_parquet(file) as parquet:
         position.rows = parquet.rows
         chosen = [name for name in columns or () if name in parquet.columns] or None
-        forms = {name: form for name, kind in parquet.columns.items() if (form := json_form(kind)) is not None}
-        for first, batch in parquet.batches(chosen, most_rows=PARQUET_ROWS, start=position.row):
-            if batch.nbytes > options.limit:  # a single row may be longer than the limit
-                for row in range(len(batch)):
-                    if batch.slice(row, 1).nbytes > options.limit:
-                        refuse_length(f"{file.name}: row {first + row}", options.limit)
-            for row, values in enumerate(rows_in(batch, options.encoding), first):
-                position.row = row + 1
-                for each in (values, values.marked) if isinstance(values, DamagedRow) else (values,):
-                    each.update((name, form(each[name])) for name, form in forms.items() if name in each)
-                yield row, values
+        yield from _rows_of_batches(file, parquet.batches(chosen, most_rows=PARQUET_ROWS, start=position.row), position, options)
+
+
+def _rows_of_batches(
+    file: SourceFile, batches: Iterable[tuple[int, pa.RecordBatch]], position: FilePosition, options: TextOptions
+) -> Iterator[tuple[int, Values]]:
+    for first, batch in batches:
+        if batch.nbytes > options.limit:  # a single row may be longer than the limit
+            for row in range(len(batch)):
+                if batch.slice(row, 1).nbytes > options.limit:
+                    refuse_length(f"{file.name}: row {first + row}", options.limit)
+        forms = {field.name: form for field in batch.schema if (form := json_form(field.type)) is not None}
+        for row, values in enumerate(rows_in(batch, options.encoding), first):
+            position.row = row + 1
+            for each in (values, values.marked) if isinstance(values, DamagedRow) else (values,):
+                each.update((name, form(each[name])) for name, form in forms.items() if name in each)
+            yield row, values
 
 
 def rows_of_files(
@@ -499,11 +532,16 @@ def rows_of_files(
         files: The pass.
         read: Yields the rows of a file, beginning at a position.
         context: The pass over the source. Files in which no row has `field` are recorded in its report.
-        field: The text field, or None. A pass that resumes inside a file begins after a text, so that file has the field.
+        field: The text field, or None. The text of a nested field (see `nested_value`) becomes a field of the row, under the whole name.
+            A pass that resumes inside a file begins after a text, so that file has the field.
     """
     for file in files.files():
         fields, has_field = dict[str, None](), field is None or files.position.row > 0
         for row, values in read(file, files.position):
+            if field is not None and field not in values:
+                for each in (values, values.marked) if isinstance(values, DamagedRow) else (values,):
+                    if (text := nested_value(each, field)) is not None:
+                        each[field] = text
             if not has_field:
                 has_field = field in values
                 if len(fields) < ROWS:
@@ -513,7 +551,15 @@ def rows_of_files(
             count_file_without(context.report, file.name, fields)
 
 
+def arrow_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
+    """Yield what `parquet_rows` does, of an Arrow file or stream."""
+    position = position or FilePosition()
+    return _rows_of_batches(file, arrow_batches(file, most_rows=PARQUET_ROWS, start=position.row), position, options)
+
+
 def file_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
-    """Yield the rows of a file, which is Parquet or JSON Lines according to its suffix."""
-    read = parquet_rows if file.name.lower().endswith(".parquet") else json_rows
-    return read(file, position, options)
+    """Yield the rows of a file: Parquet, Arrow, CSV or JSON, according to its suffix."""
+    name = file.name.lower()
+    if name.endswith(CSV):
+        return csv_rows(file, position, options, on_delimiter=str)
+    return (parquet_rows if name.endswith(".parquet") else arrow_rows if name.endswith(ARROW) else json_rows)(file, position, options)

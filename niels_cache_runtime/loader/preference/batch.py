@@ -21,7 +21,7 @@ from niels_cache_runtime.loader.source import NamedSources, SampleSource
 Padding = Literal["max_length", "longest"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PreferenceBatch(TensorFields):
     """B rows of the chosen sides of pairs, and B rows of their rejected sides.
 

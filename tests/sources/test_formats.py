@@ -1,0 +1,198 @@
+"""CSV, JSON arrays, Arrow and nested fields: the same rows as JSON Lines hold, from every position, and mistakes in one line."""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from niels_cache_assets.sources.arrow import Arrow
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.csv import Csv
+from niels_cache_assets.sources.huggingface import Huggingface
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.parquet import Parquet
+from niels_cache_assets.sources.reading import encodings, rows
+from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.reading.rows import file_rows
+from niels_cache_assets.sources.text import Text
+from niels_cache_assets.sources.types import PretrainSource
+from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.places import require_every_place_is_exact
+from tests.helpers.read_sources import one_file, read
+from tests.helpers.tiny import sentences
+
+ROWS = [
+    {"text": f'{text}, "{"é" * number}" ]}}[{{\n{number}', "id": f"i{number}", "n": number}
+    for number, text in enumerate(sentences(25, seed=1))
+]
+TEXTS = [row["text"] for row in ROWS]
+
+
+def as_csv(values: list[dict[str, Any]], delimiter: str = ",") -> bytes:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*values[0]], delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(values)
+    return out.getvalue().encode()
+
+
+def as_stream(values: list[dict[str, Any]]) -> bytes:
+    out = io.BytesIO()
+    table = pa.Table.from_pylist(values)
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    return out.getvalue()
+
+
+def as_feather(values: list[dict[str, Any]]) -> bytes:
+    out = io.BytesIO()
+    pyarrow.feather.write_feather(pa.Table.from_pylist(values), out, chunksize=7, compression="lz4")
+    return out.getvalue()
+
+
+FORMS: dict[str, tuple[type[PretrainSource], str, Callable[[list[dict[str, Any]]], bytes]]] = {
+    "array": (Jsonl, "a.json", lambda values: json.dumps(values).encode()),
+    "pretty": (Jsonl, "a.json", lambda values: b"\xef\xbb\xbf\n" + json.dumps(values, indent=2, ensure_ascii=False).encode() + b"\n\n"),
+    "objects": (Jsonl, "a.jsonl.gz", lambda values: gzip.compress("\n".join(json.dumps(value, indent=1) for value in values).encode())),
+    "csv": (Csv, "a.csv", as_csv),
+    "tsv": (Csv, "a.tsv.gz", lambda values: gzip.compress(as_csv(values, "\t"))),
+    "semicolons": (Csv, "a.csv", lambda values: as_csv(values, ";")),
+    "stream": (Arrow, "a.arrow", as_stream),
+    "feather": (Arrow, "a.feather", as_feather),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_format_gives_the_rows_of_json_lines_from_every_position(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(encodings, "_BLOCK", 97)
+    kind, name, write = FORMS[form]
+    source = kind(files=one_file(tmp_path, name, write(ROWS)), where="n != 3")
+    source.check_input({})
+    documents, context = read(source)
+    assert [(each.text, each.source_id, each.file, each.row) for each in documents] == [
+        (row["text"], row["id"], name, number) for number, row in enumerate(ROWS) if number != 3
+    ]
+    assert context.report.dropped == {"where": 1}
+    require_every_place_is_exact(source, at_least=8)
+
+
+def test_the_delimiter_of_a_csv_file_is_logged_once_and_counts_only_if_it_is_set(tmp_path: Path) -> None:
+    logged: list[str] = []
+    decided: dict[str, str] = {}
+    files = one_file(tmp_path, "a.csv", b'text|"a,b"\n"x|y"|1\n')
+    for _ in range(2):
+        documents, _ = read(Csv(files=files), log=logged.append, decided=decided)
+        assert [document.text for document in documents] == ["x|y"]
+    assert [line for line in logged if "'|'" in line] == logged[:1]
+    plain, given = (Csv(files=files, **keys).identity() for keys in ({}, {"delimiter": "|"}))
+    assert given == {**plain, "delimiter": "|"}
+    headless = one_file(tmp_path, "b.csv", b'"quoted" text,1\n')
+    documents, _ = read(Csv(files=headless, quote="", columns=("text", "n")))
+    assert [document.text for document in documents] == ['"quoted" text']
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", b"text,n\na,1\nb,1,2\n", ("record 2", "3 values", "2 columns")),
+        ("a.csv", b'text,n\n"a" b,1\n', ("line 2", "quotes")),
+        ("a.json", b'[{"text": "a"}, {"text": "b"}', ("item 3",)),
+        ("a.json", b'[{"text": "a"}, 5]', ("item 2", "int", "object")),
+        ("a.json", b'[{"text": "a"}] [1]', ("item 2",)),
+        ("a.json", b"[" * 100_000, ("item 1", "nested")),
+        ("a.json", b'[{"text": "' + b"a" * 3_000_000 + b'"}]', ("item 1", "1 MiB", "max_document_mib")),
+        ("a.arrow", as_stream(ROWS)[:-300], ("a.arrow",)),
+        ("a.arrow", b"text\n", ("not a file of Arrow",)),
+        ("a.txt", b"%PDF-1.7\n", ("a PDF", "pdftotext")),
+    ],
+)
+def test_a_broken_file_is_one_line(tmp_path: Path, name: str, content: bytes, words: tuple[str, ...]) -> None:
+    kinds: dict[str, type[PretrainSource]] = {".csv": Csv, ".json": Jsonl, ".arrow": Arrow, ".txt": Text}
+    with pytest.raises(NielsCacheError) as caught:
+        read(kinds[Path(name).suffix](files=one_file(tmp_path, name, content), max_document_mib=1))
+    assert "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in (name, *words)), caught.value
+
+
+def test_bytes_that_are_not_of_the_encoding_are_counted_in_an_array_as_in_lines(tmp_path: Path) -> None:
+    found = []
+    for name, content in (("a.json", b'[{"text": "a\xffb"},\n{"text": "c"}]'), ("a.jsonl", b'{"text": "a\xffb"}\n{"text": "c"}\n')):
+        documents, context = read(Jsonl(files=one_file(tmp_path, name, content), max_replaced_share=1))
+        found.append(([document.text for document in documents], context.report.facts["replaced"]["bytes"]))
+    assert found == [(["a\ufffdb", "c"], 1)] * 2
+
+
+NESTED = [
+    {"data": {"content": "a"}, "messages": [{"content": "b"}, {"content": None}, {"content": "c"}], "parts": ["d", "e"]},
+    {"data": {"content": "f"}, "messages": [], "parts": ["g"]},
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [("data.content", ["a", "f"]), ("messages.content", ["b\n\nc"]), ("messages[].content", ["b\n\nc"]), ("parts[]", ["d\n\ne", "g"])],
+)
+def test_a_nested_field_is_text_and_lists_are_joined_by_a_blank_line(tmp_path: Path, field: str, expected: list[str]) -> None:
+    pq.write_table(pa.Table.from_pylist(NESTED), tmp_path / "a.parquet")
+    sources: list[PretrainSource] = [
+        Jsonl(files=one_file(tmp_path, "a.json", json.dumps(NESTED).encode()), text_field=field),
+        Parquet(files=[str(tmp_path / "a.parquet")], text_field=field),
+        Arrow(files=one_file(tmp_path, "a.arrow", as_stream(NESTED)), text_field=field),
+        Huggingface(dataset="a/b", files=[str(tmp_path / "a.parquet")], text_field=field, shuffle_buffer=0),
+        Huggingface(dataset="a/b", files=[str(tmp_path / "a.json")], text_field=field, shuffle_buffer=0),
+    ]
+    for source in sources:
+        source.check_input({})
+        assert [document.text for document in read(source)[0]] == expected, source
+
+
+def test_a_field_with_the_whole_name_has_precedence_over_a_nested_one(tmp_path: Path) -> None:
+    values = [{"a.b": "whole", "a": {"b": "nested"}}]
+    pq.write_table(pa.Table.from_pylist(values), tmp_path / "a.parquet")
+    for source in (
+        Jsonl(files=one_file(tmp_path, "a.json", json.dumps(values).encode()), text_field="a.b"),
+        Parquet(files=[str(tmp_path / "a.parquet")], text_field="a.b"),
+    ):
+        assert [document.text for document in read(source)[0]] == ["whole"]
+        with pytest.raises(NielsCacheError, match=r"no field 'a\.c'"):
+            source.model_copy(update={"text_field": "a.c"}).check_input({})
+
+
+def test_folders_that_datasets_saved_are_read_without_its_caches(tmp_path: Path) -> None:
+    saved = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict(train=saved, test=saved.select([0])).save_to_disk(str(tmp_path), num_shards={"train": 3, "test": 1})
+    (tmp_path / "train/cache-12.arrow").write_bytes(as_stream(ROWS))
+    assert [document.text for document in read(Arrow(files=[str(tmp_path / "train")]))[0]] == TEXTS
+    with pytest.raises(NielsCacheError, match=r"splits.*train"):
+        read(Arrow(files=[str(tmp_path)]))
+
+
+def test_code_is_read_by_a_glob_one_document_per_file(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("a.py", "sub/b.py", "sub/c.txt"):
+        (tmp_path / name).write_text(f"def {Path(name).stem}(): ...\n")
+    documents, _ = read(Text(files=[str(tmp_path / "**/*.py")]))
+    assert [(document.file, document.text) for document in documents] == [
+        ("a.py", "def a(): ...\n"),
+        ("sub/b.py", "def b(): ...\n"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.arrow"])
+def test_chats_are_read_from_each_format(tmp_path: Path, name: str) -> None:
+    values = [{"question": f"q{number}", "answer": f"a{number}"} for number in range(3)]
+    content = {".csv": as_csv(values, ";"), ".json": json.dumps(values, indent=1).encode(), ".arrow": as_stream(values)}[Path(name).suffix]
+    files = one_file(tmp_path, name, content)
+    chats, _ = read(ChatJsonl(files=files, instruction_field="question", output_field="answer"))
+    assert [[message["content"] for message in chat.messages] for chat in chats] == [[row["question"], row["answer"]] for row in values]
+    assert [row for row, _ in file_rows(SourceFile(files[0], name))] == [0, 1, 2]
