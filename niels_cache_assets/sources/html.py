@@ -13,7 +13,7 @@ from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_assets.sources.text import Text
 from niels_cache_runtime.errors import NielsCacheError
 
-_DECLARED = re.compile(rb"""(?i)(?:charset|encoding)\s*=\s*["']?([\w-]+)""")
+_DECLARED = re.compile(rb"""(?i)(?:charset|encoding)\s*=\s*["']?(?!utf[_-]?(?:16|32))([\w-]+)""")  # none of two bytes: it was read in ASCII
 _EMPTY_TAG = re.compile(
     r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)\b)([a-zA-Z][\w:-]*)([^<>]*)/>"
 )  # of XHTML; HTML has none

@@ -40,7 +40,7 @@ class Jsonl(HasKeepDamaged, RowFileSource):
             if check.problem(values.get(text_field), name, row) in (None, "empty"):
                 return
         if check.is_wrong:
-            raise NielsCacheError(check.hint(rows.string_fields(self._first_rows(files)), key="text_field"))
+            raise NielsCacheError(check.hint(rows.string_fields(self._first_rows(files))))
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         found = self.files_of(context)
@@ -48,7 +48,7 @@ class Jsonl(HasKeepDamaged, RowFileSource):
         files, check = FilePass(found, context), rows.TextFieldCheck(text_field)
         yield from rows.batched(self._documents(files, check, context), files)
         if check.is_wrong:
-            check.report_hint(context, rows.string_fields(self._first_rows(found)), key="text_field")
+            check.report_hint(context, rows.string_fields(self._first_rows(found)))
 
     def _documents(self, files: FilePass, check: rows.TextFieldCheck, context: StreamContext) -> Iterator[Document]:
         text_field, id_field, where, report = check.field, self.id_field or "id", self.condition, context.report

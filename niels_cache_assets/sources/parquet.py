@@ -61,8 +61,7 @@ class Parquet(RowFileSource):
             yield from self._file_documents(file, files, check, collector, context)
         yield from collector.flush()
         if check.is_wrong:
-            fields, kind = self._columns(found, text_field)
-            check.report_hint(context, fields, key="text_field", kind=kind)
+            check.report_hint(context, *self._columns(found, text_field))
 
     def check_input(self, siblings: Siblings) -> None:
         found = self.readable_files()
@@ -79,8 +78,7 @@ class Parquet(RowFileSource):
             if column is not None:
                 check.problem("" if is_text_type(column) else column, file.name, 0)
         if check.is_wrong:
-            fields, kind = self._columns(found, text_field)
-            raise NielsCacheError(check.hint(fields, key="text_field", kind=kind))
+            raise NielsCacheError(check.hint(*self._columns(found, text_field)))
 
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
         for file in files:

@@ -49,9 +49,9 @@ def texts(source: Any) -> list[str]:
     return [document.text for document in read(source)[0]]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "windows-1252"])
-def test_the_text_of_a_page_is_read_in_the_encoding_that_it_declares(tmp_path: Path, encoding: str) -> None:
-    files = one_file(tmp_path, "a.html", PAGE.format(encoding).encode(encoding))
+@pytest.mark.parametrize(("declared", "encoding"), [("utf-8", "utf-8"), ("windows-1252", "windows-1252"), ("utf-16", "utf-8")])
+def test_the_text_of_a_page_is_read_in_the_encoding_that_it_declares(tmp_path: Path, declared: str, encoding: str) -> None:
+    files = one_file(tmp_path, "a.html", PAGE.format(declared).encode(encoding))
     source = Html(files=files)
     assert texts(source) == ["Caf\xe9 & bar.\n\nTwo"]
     assert source.identity()["extractor"] == [f"resiliparse {metadata.version('resiliparse')}"]

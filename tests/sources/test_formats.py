@@ -59,6 +59,17 @@ def as_feather(values: list[dict[str, Any]]) -> bytes:
     return out.getvalue()
 
 
+def as_views(values: list[dict[str, Any]]) -> bytes:
+    """A file whose strings are views, and whose ids are a dictionary of views, as polars writes them."""
+    table = pa.Table.from_pylist(values).cast(pa.schema({"text": pa.string_view(), "id": pa.string(), "n": pa.int64()}))
+    ids = table["id"].combine_chunks().dictionary_encode()
+    views = pa.DictionaryArray.from_arrays(ids.indices, ids.dictionary.cast(pa.string_view()))
+    out = io.BytesIO()
+    with pa.ipc.new_file(out, (table := table.set_column(1, "id", views)).schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    return out.getvalue()
+
+
 FORMS: dict[str, tuple[type[PretrainSource], str, Callable[[list[dict[str, Any]]], bytes]]] = {
     "array": (Jsonl, "a.json", lambda values: json.dumps(values).encode()),
     "pretty": (Jsonl, "a.json", lambda values: b"\xef\xbb\xbf\n" + json.dumps(values, indent=2, ensure_ascii=False).encode() + b"\n\n"),
@@ -68,6 +79,7 @@ FORMS: dict[str, tuple[type[PretrainSource], str, Callable[[list[dict[str, Any]]
     "semicolons": (Csv, "a.csv", lambda values: as_csv(values, ";")),
     "stream": (Arrow, "a.arrow", as_stream),
     "feather": (Arrow, "a.feather", as_feather),
+    "views": (Arrow, "a.arrow", as_views),
 }
 
 

@@ -40,34 +40,29 @@ class GlobResult(NamedTuple):
     has_folders: bool = False
 
 
-class _Folders:
-    """The folders of one search. Each is entered once for each component of the pattern."""
+def _entries(folder: str, component: int, entered: dict[tuple[int, int, int], str], again: dict[str, str]) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder in sorted order, or nothing if it was entered before for this component of the pattern.
 
-    def __init__(self) -> None:
-        self.again: dict[str, str] = {}
-        self._entered: dict[tuple[int, int, int], str] = {}  # device, inode and component -> path
-
-    def entries(self, folder: str, component: int) -> list[os.DirEntry[str]]:
-        """Return the entries of a folder in sorted order, or nothing if it was entered before for this component."""
-        try:
-            state = os.stat(folder or os.curdir)
-            key = (state.st_dev, state.st_ino, component)
-            if key in self._entered:
-                if self._entered[key] != folder:
-                    self.again[folder] = self._entered[key]
-                return []
-            self._entered[key] = folder
-            with os.scandir(folder or os.curdir) as entries:
-                return sorted(entries, key=lambda entry: f"{entry.name}/")
-        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
+    Args:
+        folder: The path of the folder.
+        component: The number of the component.
+        entered: The paths of the folders that were entered, by device, inode and component.
+        again: Receives each folder that was not entered, with the path by which it was.
+    """
+    try:
+        state = os.stat(folder or os.curdir)
+        key = (state.st_dev, state.st_ino, component)
+        if key in entered:
+            if entered[key] != folder:
+                again[folder] = entered[key]
             return []
-        except OSError as error:
-            _refuse_folder(folder, error)
-
-    def found(self, paths: list[str]) -> GlobResult:
-        """Return the result of the search. Of the folders that were not entered, only those with found files below them are kept."""
-        paths.sort()
-        return GlobResult(paths, {path: first for path, first in self.again.items() if _has_below(paths, first)})
+        entered[key] = folder
+        with os.scandir(folder or os.curdir) as entries:
+            return sorted(entries, key=lambda entry: f"{entry.name}/")
+    except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
+        return []
+    except OSError as error:
+        _refuse_folder(folder, error)
 
 
 def _has_below(paths: Sequence[str], folder: str) -> bool:
@@ -130,7 +125,8 @@ def files_below(folder: str, skip: Collection[str] = ()) -> GlobResult:
 
 def _search(start: str, components: Sequence[str], skip: Collection[str] = ()) -> GlobResult:
     """Return the files below a folder that match the components of a glob, without entering folders named in `skip`."""
-    folders, paths, has_folders = _Folders(), list[str](), False
+    paths, has_folders = list[str](), False
+    entered, again = dict[tuple[int, int, int], str](), dict[str, str]()
     waiting = [(start, 0)]
     while waiting:
         folder, number = waiting.pop()
@@ -146,7 +142,7 @@ def _search(start: str, components: Sequence[str], skip: Collection[str] = ()) -
                     waiting.append((path, number + 1))
             continue
         is_recursive, below = component == "**", list[tuple[str, int]]()
-        for entry in folders.entries(folder, number):
+        for entry in _entries(folder, number, entered, again):
             if entry.name.startswith(".") and not (component.startswith(".") and not is_recursive):
                 continue
             if not is_recursive and not fnmatch.fnmatch(entry.name, component):
@@ -163,7 +159,8 @@ def _search(start: str, components: Sequence[str], skip: Collection[str] = ()) -
         waiting += reversed(below)
         if is_recursive and not is_last:
             waiting.append((folder, number + 1))
-    return folders.found([*dict.fromkeys(paths)])._replace(has_folders=has_folders)
+    paths = sorted({*paths})
+    return GlobResult(paths, {path: first for path, first in again.items() if _has_below(paths, first)}, has_folders)
 
 
 class SameFiles(NamedTuple):

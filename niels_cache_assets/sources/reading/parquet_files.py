@@ -417,13 +417,16 @@ def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
     The schema of a file may ask for dictionaries, and each row would then keep a whole dictionary in memory.
     """
     import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([*map(_plain_column, batch.columns)], names=batch.schema.names)
+
+
+def _plain_column(column: pa.Array) -> pa.Array:
     from pyarrow import types
 
-    if all(kind == _plain_type(kind) for kind in batch.schema.types):
-        return batch
-    columns = [column.dictionary_decode() if types.is_dictionary(column.type) else column for column in batch.columns]
-    plain = [column if column.type == _plain_type(column.type) else column.cast(_plain_type(column.type)) for column in columns]
-    return pa.RecordBatch.from_arrays(plain, names=batch.schema.names)
+    if types.is_dictionary(column.type):
+        return _plain_column(column.dictionary).take(column.indices)  # `dictionary_decode` cannot decode views
+    return column.cast(_plain_type(column.type))
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice, zip_longest
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from niels_cache_assets.base.first_bytes import describe_content
@@ -170,36 +169,31 @@ class TextFieldCheck:
         """Whether no row had text in the field, but some row had another value."""
         return not self._has_text and self._other is not None
 
-    def report_hint(self, context: StreamContext, fields: Mapping[str, bool] = MappingProxyType({}), **named: str | None) -> None:
+    def report_hint(self, context: StreamContext, fields: Mapping[str, bool] | None = None, kind: str | None = None) -> None:
         """Add the hint to the report at the end of a pass, if the field `is_wrong`.
 
         Args:
             context: The pass.
             fields: See `hint`.
-            **named: See `hint`.
+            kind: See `hint`.
         """
         if self.is_wrong and context.start is None:  # the values in rows of an earlier run are unknown
-            context.report.hints.append(self.hint(fields, **named))
+            context.report.hints.append(self.hint(fields, kind))
 
-    def hint(self, fields: Mapping[str, bool], *, key: str | None = None, kind: str | None = None) -> str:
+    def hint(self, fields: Mapping[str, bool] | None, kind: str | None = None) -> str:
         """Return the problem of a field that `is_wrong`, and advice.
 
         Args:
-            fields: For each field of the rows, whether it holds strings.
-            key: The configuration key that names the field, or None if there is none.
+            fields: For each field of the rows, whether it holds strings. None if the source has no key `text_field`.
             kind: The type of the column, if the file has types.
         """
         assert self._other is not None
         file, row, found = self._other
-        return f"{file}: row {row}: {self.field!r} holds {kind or found}, and no row has text there; {_advice(self.field, fields, key)}"
-
-
-def _advice(field: str, fields: Mapping[str, bool], key: str | None) -> str:
-    others = ", ".join(name for name, is_string in fields.items() if is_string and name != field)
-    if key is None:
-        hint = f" (text is in: {others})" if others else ""
-        return f"this source reads only that field{hint}"
-    return f"set {key} to one of: {others}" if others else f"{key} cannot help: no other field holds text"
+        advice = "this source reads only that field"
+        if fields is not None:
+            others = ", ".join(name for name, is_string in fields.items() if is_string and name != self.field)
+            advice = f"set text_field to one of: {others}" if others else "text_field cannot help: no other field holds text"
+        return f"{file}: row {row}: {self.field!r} holds {kind or found}, and no row has text there; {advice}"
 
 
 def kind_of(value: Any) -> str:
