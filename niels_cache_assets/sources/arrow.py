@@ -1,6 +1,8 @@
 """The source `arrow`, for pretrain data sets from the user's Arrow and Feather files, and from folders that `datasets` saved."""
 
-import glob
+import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -19,16 +21,20 @@ class Arrow(Jsonl):
     rows_of = staticmethod(rows.arrow_rows)
 
     def groups(self) -> list[list[SourceFile]]:
-        return find_groups([*map(_data_of, self.files)], [[*map(_data_of, each.files)] for each in self.added], self.endings)
+        return find_groups(_data_of(self.files), [_data_of(each.files) for each in self.added], self.endings)
 
 
-def _data_of(path: str) -> str:
-    """Return the glob of the data in a folder that `datasets` saved, where it also keeps caches. Other paths are returned unchanged.
+def saved_files(folder: str) -> list[str]:
+    """Return the data files of a folder that `datasets` saved, where it also keeps caches and older data. Empty for other folders."""
+    try:
+        named = json.loads(Path(folder, "state.json").read_bytes())["_data_files"]
+        return [os.path.join(folder, each["filename"]) for each in named]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
 
-    Raises:
-        NielsCacheError: If the folder holds splits.
-    """
-    folder = Path(path)
-    if (folder / "dataset_dict.json").is_file():
-        raise NielsCacheError(f"files: {path!r} holds splits in folders; name one of them, such as {str(folder / 'train')!r}")
-    return f"{glob.escape(path)}/data-*.arrow" if (folder / "state.json").is_file() else path
+
+def _data_of(paths: Sequence[str]) -> list[str]:
+    for path in paths:
+        if os.path.isfile(os.path.join(path, "dataset_dict.json")):
+            raise NielsCacheError(f"files: {path!r} holds splits in folders; name one of them, such as {os.path.join(path, 'train')!r}")
+    return [file for path in paths for file in saved_files(path) or [path]]

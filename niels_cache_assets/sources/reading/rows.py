@@ -35,7 +35,7 @@ from niels_cache_assets.sources.reading.encodings import (
     unmarked,
 )
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, valid_unicode
-from niels_cache_assets.sources.reading.parquet_files import arrow_batches, is_bytes_type, is_string_type, may_hold_text, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import arrow_batches, is_bytes_type, may_hold_text, open_parquet, with_bytes
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
 from niels_cache_assets.sources.text_column import ROWS, TEXT, count_file_without, nested_value
 from niels_cache_assets.sources.types import StreamContext
@@ -371,7 +371,7 @@ def rows_in(batch: pa.RecordBatch, encoding: str) -> list[Values]:
         with suppress(UnicodeDecodeError):
             return batch.to_pylist()
     columns = [
-        [_marked(value, column.type, encoding) for value in column.cast(_with_bytes(column.type)).to_pylist()] for column in batch.columns
+        [_marked(value, column.type, encoding) for value in column.view(with_bytes(column.type)).to_pylist()] for column in batch.columns
     ]
     rows = [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
     return [_as_damaged_row(row) for row in rows]
@@ -381,26 +381,12 @@ def _has_bytes(kind: pa.DataType) -> bool:
     return is_bytes_type(kind) or any(_has_bytes(kind.field(index).type) for index in range(kind.num_fields))
 
 
-def _with_bytes(kind: pa.DataType) -> pa.DataType:
-    """Return the type with bytes in place of strings."""
-    import pyarrow as pa
-    from pyarrow import types
-
-    if is_string_type(kind):
-        return pa.large_binary()
-    if types.is_list(kind) or types.is_large_list(kind):
-        return pa.large_list(_with_bytes(kind.value_type))
-    if types.is_struct(kind):
-        return pa.struct([(field.name, _with_bytes(field.type)) for field in kind])
-    return kind
-
-
 def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
     """Return the value with marked text in place of the bytes of strings.
 
     Args:
-        value: A value of a column that was cast to `_with_bytes(kind)`.
-        kind: The type of the value before that cast.
+        value: A value of a column that was viewed as `with_bytes(kind)`.
+        kind: The type of the value of the column itself.
         encoding: The encoding of strings that are not UTF-8.
     """
     from pyarrow import types
@@ -548,7 +534,9 @@ def rows_of_files(
 def arrow_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
     """Yield what `parquet_rows` does, of an Arrow file or stream."""
     position = position or FilePosition()
-    return _rows_of_batches(file, arrow_batches(file, most_rows=PARQUET_ROWS, start=position.row), position, options)
+    return _rows_of_batches(
+        file, arrow_batches(file, most_rows=PARQUET_ROWS, start=position.row, on_damage=options.on_damage), position, options
+    )
 
 
 def file_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
