@@ -11,12 +11,14 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from niels_cache_assets.artifacts.input_problems import InputsError
 from niels_cache_assets.base.first_bytes import detect_content
 from niels_cache_assets.base.reasons import DROP_REASONS
 from niels_cache_assets.sources import PRETRAIN_SOURCES
+from niels_cache_assets.sources.arrow import saved_files
 from niels_cache_assets.sources.chat_forms import UnclearColumnsError, are_trees, keys_of_rows
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.finding.globs import advice_for_missing, glob_files
@@ -131,15 +133,15 @@ class _Survey:
             self._sort({path: files} if is_one_kind else {glob.escape(file): [file] for file in files})
 
     def _look_into(self, folder: str) -> None:
-        files = [file.url for file in walk_folder(folder, ("",))]
-        if not files:
+        files, saved = _files_below(folder)
+        if not files and not saved:
             raise NielsCacheError(f"{folder}: holds no file; name another folder")
         known = [file for file in files if source_kind(file) is not None]
         others = [file for file in known if not file.lower().endswith(".md")]
         if known and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
             self._take(DetectedKind("pretrain", "roam" if others else "markdown_folder"), folder, known)
             known = []
-        self._sort(_patterns(folder, known))
+        self._sort({**_patterns(folder, known), **saved})
         for pattern, unknown in _patterns(folder, (file for file in files if source_kind(file) is None)).items():
             outcome = self._outcome(max(unknown, key=_size))
             if isinstance(outcome, DetectedKind):
@@ -175,8 +177,9 @@ class _Survey:
             return str(error)
 
     def _take(self, kind: DetectedKind, path: str, files: Iterable[str]) -> None:
-        key = kind if kind.path_key == "files" else (kind, path)  # a table with `path` has only one path
-        self.proposals.setdefault(key, Proposal(kind)).paths.append(path)
+        is_saved = kind.path_key == "files" and os.path.isdir(path)  # a split, which must not be mixed with others
+        key = kind if kind.path_key == "files" and not is_saved else (kind, path)  # a table with `path` has only one path
+        self.proposals.setdefault(key, Proposal(kind)).paths += files if is_saved and kind.source != "arrow" else [path]
         self._count(files, kind)
 
     def _count(self, files: Iterable[str], outcome: DetectedKind | str | None) -> None:
@@ -185,6 +188,14 @@ class _Survey:
             found = self.seen.setdefault(key, SeenFiles(*key))
             found.files += 1
             found.bytes += _size(file)
+
+
+def _files_below(folder: str) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the files below a folder, and by their folders, the data files of what `datasets` saved there."""
+    files = [file.url for file in walk_folder(folder, ("",))]
+    saved = {each: saved_files(each) for each in dict.fromkeys(map(os.path.dirname, files))}
+    others = [file for file in files if not saved[os.path.dirname(file)] and os.path.basename(file) != "dataset_dict.json"]
+    return others, {each: data for each, data in saved.items() if data}
 
 
 def _size(path: str) -> int:
@@ -305,7 +316,8 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
             found = glob_files(path)
             if not found.paths and not found.has_folders:
                 raise NielsCacheError(f"{path}: no such file or folder; {advice_for_missing(path)}")
-        files = [file.url for file in walk_folder(path, ("",)) if source_kind(file.url)] if os.path.isdir(path) else [path]
+        others, saved = _files_below(path) if os.path.isdir(path) else ([path], {})
+        files = [*chain(*saved.values()), *(file for file in others if file == path or source_kind(file))]
         if not files:
             raise NielsCacheError(f"{path}: holds no file that ends in {_ENDINGS}")
         for file in files:
