@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from niels_cache_assets.artifacts.input_problems import InputsError
@@ -133,9 +132,11 @@ class _Survey:
             self._sort({path: files} if is_one_kind else {glob.escape(file): [file] for file in files})
 
     def _look_into(self, folder: str) -> None:
-        files, saved = _files_below(folder)
-        if not files and not saved:
+        files = [file.url for file in walk_folder(folder, ("",))]
+        if not files:
             raise NielsCacheError(f"{folder}: holds no file; name another folder")
+        saved = {path: data for path in dict.fromkeys(map(os.path.dirname, files)) if (data := saved_files(path))}
+        files = [file for file in files if os.path.dirname(file) not in saved and os.path.basename(file) != "dataset_dict.json"]
         known = [file for file in files if source_kind(file) is not None]
         others = [file for file in known if not file.lower().endswith(".md")]
         if known and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
@@ -177,9 +178,8 @@ class _Survey:
             return str(error)
 
     def _take(self, kind: DetectedKind, path: str, files: Iterable[str]) -> None:
-        is_saved = kind.path_key == "files" and os.path.isdir(path)  # a split, which must not be mixed with others
-        key = kind if kind.path_key == "files" and not is_saved else (kind, path)  # a table with `path` has only one path
-        self.proposals.setdefault(key, Proposal(kind)).paths += files if is_saved and kind.source != "arrow" else [path]
+        key = (kind, path) if os.path.isdir(path) or kind.path_key == "path" else kind  # a folder is a table of its own
+        self.proposals.setdefault(key, Proposal(kind)).paths += files if os.path.isdir(path) and kind.family == "sft" else [path]
         self._count(files, kind)
 
     def _count(self, files: Iterable[str], outcome: DetectedKind | str | None) -> None:
@@ -188,14 +188,6 @@ class _Survey:
             found = self.seen.setdefault(key, SeenFiles(*key))
             found.files += 1
             found.bytes += _size(file)
-
-
-def _files_below(folder: str) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the files below a folder, and by their folders, the data files of what `datasets` saved there."""
-    files = [file.url for file in walk_folder(folder, ("",))]
-    saved = {each: saved_files(each) for each in dict.fromkeys(map(os.path.dirname, files))}
-    others = [file for file in files if not saved[os.path.dirname(file)] and os.path.basename(file) != "dataset_dict.json"]
-    return others, {each: data for each, data in saved.items() if data}
 
 
 def _size(path: str) -> int:
@@ -316,8 +308,7 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
             found = glob_files(path)
             if not found.paths and not found.has_folders:
                 raise NielsCacheError(f"{path}: no such file or folder; {advice_for_missing(path)}")
-        others, saved = _files_below(path) if os.path.isdir(path) else ([path], {})
-        files = [*chain(*saved.values()), *(file for file in others if file == path or source_kind(file))]
+        files = [file.url for file in walk_folder(path, ("",)) if source_kind(file.url)] if os.path.isdir(path) else [path]
         if not files:
             raise NielsCacheError(f"{path}: holds no file that ends in {_ENDINGS}")
         for file in files:

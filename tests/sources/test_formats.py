@@ -157,13 +157,13 @@ def test_strings_of_arrow_may_have_another_encoding_and_dictionaries_stay_small_
         assert [document.text for document in documents] == ["café", "thé"]
     repeated = pa.DictionaryArray.from_arrays([0] * 1000, pa.array(["x" * (1 << 20)]))
     (path,) = one_file(tmp_path, "b.arrow", as_stream(pa.table({"text": repeated})))
-    batches = arrow_batches(SourceFile(path, "b.arrow"), most_rows=1000, start=0, on_damage=None)
-    assert 1 <= len(next(batches)[1]) <= 64
+    batches = arrow_batches(SourceFile(path, "b.arrow"), most_rows=1000, start=0)
+    assert [len(next(batches)[1]) for _ in range(3)] == [1, 1, 1]
 
 
-def test_a_nested_field_without_text_is_named_with_its_type(tmp_path: Path) -> None:
+def test_a_nested_field_of_parquet_must_hold_text(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([{"data": {"n": 1}, "text": "a"}]), tmp_path / "a.parquet")
-    with pytest.raises(NielsCacheError, match=r"a.parquet: 'data\.n' holds INT64.*text_field"):
+    with pytest.raises(NielsCacheError, match=r"a.parquet: no field 'data\.n'"):
         Parquet(files=[str(tmp_path / "a.parquet")], text_field="data.n").check_input({})
 
 

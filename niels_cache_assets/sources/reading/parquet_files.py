@@ -24,7 +24,6 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
-from niels_cache_assets.sources.reading.compressed import DamagedFileError, OnDamage
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_seekable
 from niels_cache_assets.sources.text_column import nested_value
 from niels_cache_runtime.errors import NielsCacheError
@@ -42,7 +41,6 @@ _AHEAD_BYTES = 4 << 20  # after a larger batch, nothing is decoded ahead
 _BATCHES_AHEAD = 4
 _JOINED_BYTES = 1 << 20
 _MAX_SEARCHED_ROWS = 16  # rows that are searched for a dictionary, because a row without a value does not show it
-_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which a value repeats the beginning of the value before it
 
@@ -74,7 +72,7 @@ def open_parquet(file: SourceFile, text_field: str | None = None) -> Iterator[Pa
 
     Args:
         file: The file.
-        text_field: A nested field (see `nested_value`), which becomes a column of its own if the file has it, or None.
+        text_field: A nested field (see `nested_value`), which becomes a column of its own if the file has text there, or None.
     """
     with open_for_arrow(file, "Parquet") as source:
         yield ParquetTable(source, file.name, text_field)
@@ -211,12 +209,9 @@ class ParquetTable:
         self.columns: dict[str, pa.DataType] = {field.name: _plain_type(field.type) for field in schema}
         self._repeated = [*_repeated_names(schema)]
         self._nested = ""
-        leaves = {
-            re.sub(r"\.list\.\w+", "", leaf.path): leaf for leaf in map(self._parquet.schema.column, range(len(self._parquet.schema)))
-        }
-        if text_field and text_field not in self.columns and (leaf := leaves.get(text_field.replace("[]", ""))):
-            if leaf.physical_type not in _BYTES and leaf.logical_type.type != "NULL":
-                raise NielsCacheError(f"{name}: {text_field!r} holds {leaf.physical_type}; set text_field to a field that holds text")
+        leaves = map(self._parquet.schema.column, range(len(self._parquet.schema)))
+        texts = [re.sub(r"\.list\.\w+", "", leaf.path) for leaf in leaves if leaf.physical_type in _BYTES]
+        if text_field and text_field not in self.columns and text_field.replace("[]", "") in texts:
             self._nested = text_field
             self.columns[text_field] = pa.large_string()
 
@@ -264,7 +259,7 @@ class ParquetTable:
         requested = self.columns if columns is None else columns
         outer = self._nested.partition(".")[0].rstrip("[]")
         chosen = list(dict.fromkeys(outer if name == self._nested else name for name in requested))
-        _refuse_repeated(self._name, [path for path in self._repeated if path[0] in chosen])
+        _refuse_repeated(self._name, (path for path in self._repeated if path[0] in chosen))
         first, rows_at_once = 0, 1  # start with one row, in case the sizes in the file are wrong
         for group in range(self._parquet.num_row_groups):
             metadata = self._parquet.metadata.row_group(group)
@@ -333,7 +328,7 @@ class ParquetTable:
         return longest
 
 
-def arrow_batches(file: SourceFile, *, most_rows: int, start: int, on_damage: OnDamage | None) -> Iterator[tuple[int, pa.RecordBatch]]:
+def arrow_batches(file: SourceFile, *, most_rows: int, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield (number of the first row, rows) of an Arrow file (Feather is the same) or stream, as `datasets` writes it, in batches.
 
     A local file is mapped into memory, so its rows are not copied. A compressed record batch is decompressed as a whole.
@@ -342,15 +337,14 @@ def arrow_batches(file: SourceFile, *, most_rows: int, start: int, on_damage: On
         file: The file.
         most_rows: The maximum number of rows of a batch. Rows of a large average size come in smaller batches.
         start: The number of the first row to yield.
-        on_damage: Called for a stream that lacks its end marker, after its rows, instead of raising.
 
     Raises:
-        DamagedFileError: If a stream lacks its end marker.
+        NielsCacheError: If two columns have the same name, or if a stream lacks its end marker.
     """
     import pyarrow as pa
     from pyarrow import ipc
 
-    first = 0
+    first, size = 0, 1  # start with one row, because a value of a dictionary may be long
     with open_for_arrow(file, "Arrow") as source:
         stream = pa.memory_map(source) if isinstance(source, str) else source
         is_stream = stream.read(6) != b"ARROW1"  # with which the file format begins
@@ -360,18 +354,17 @@ def arrow_batches(file: SourceFile, *, most_rows: int, start: int, on_damage: On
         for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
             for column in batch.columns:
                 column.view(with_bytes(column.type)).validate(full=True)  # strings need not be UTF-8
-            longest = sum(length for column in batch.columns for _, length in _dictionaries(column, ""))  # bytes per row
-            size = max(1, min(most_rows, _AVERAGE_BYTES * len(batch) // max(batch.nbytes, 1), BATCH_BYTES // max(longest, 1)))
-            for row in range(max(0, start - first), len(batch), size):
-                yield first + row, _decoded(batch.slice(row, size))
+            row = max(0, start - first)
+            while row < len(batch):
+                decoded = _decoded(batch.slice(row, size))
+                yield first + row, decoded
+                row += size
+                size = max(1, min(2 * size, most_rows, _AVERAGE_BYTES * len(decoded) // max(decoded.nbytes, 1)))
             first += len(batch)
         if is_stream:
-            stream.seek(-len(_END_OF_STREAM), os.SEEK_END)
-            if stream.read() != _END_OF_STREAM:
-                error = DamagedFileError(f"{file.name}: lacks the end marker of Arrow, so rows may be missing; replace the file")
-                if on_damage is None:
-                    raise error
-                on_damage(error)
+            stream.seek(-8, os.SEEK_END)
+            if stream.read() != b"\xff\xff\xff\xff\0\0\0\0":
+                raise pa.ArrowInvalid("it lacks the end marker, so rows may be missing")
 
 
 def is_string_type(arrow_type: Any) -> bool:
@@ -430,9 +423,9 @@ def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> I
             yield from _repeated_names(kind, (*path, field.name))
 
 
-def _refuse_repeated(file_name: str, paths: Iterable[tuple[str, ...]]) -> None:
-    if names := " and ".join(repr(".".join(path)) for path in paths):
-        raise NielsCacheError(f"{file_name}: has more than one column named {names}; rename them, or keep only one")
+def _refuse_repeated(name: str, paths: Iterable[tuple[str, ...]]) -> None:
+    if repeated := " and ".join(repr(".".join(path)) for path in paths):
+        raise NielsCacheError(f"{name}: has more than one column named {repeated}; rename them, or keep only one")
 
 
 def with_bytes(kind: pa.DataType) -> pa.DataType:
@@ -484,8 +477,7 @@ def _dictionaries(column: Any, path: str) -> Iterator[tuple[str, int]]:
     from pyarrow import compute, types
 
     if types.is_dictionary(column.type):
-        if may_hold_text((values := _plain_column(column.dictionary)).type):
-            yield path, compute.max(compute.binary_length(values)).as_py() or 0
+        yield path, compute.max(compute.binary_length(column.dictionary)).as_py() or 0
     elif types.is_list(column.type) or types.is_large_list(column.type):
         yield from _dictionaries(column.values, f"{path}.list.{column.type.value_field.name}")
     elif types.is_struct(column.type):

@@ -534,9 +534,7 @@ def rows_of_files(
 def arrow_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
     """Yield what `parquet_rows` does, of an Arrow file or stream."""
     position = position or FilePosition()
-    return _rows_of_batches(
-        file, arrow_batches(file, most_rows=PARQUET_ROWS, start=position.row, on_damage=options.on_damage), position, options
-    )
+    return _rows_of_batches(file, arrow_batches(file, most_rows=PARQUET_ROWS, start=position.row), position, options)
 
 
 def file_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
