@@ -78,7 +78,7 @@ def index(scale: Scale) -> Iterator[str]:
     lengths = lengths_of(scale.documents, 1000)
     tokens = int(lengths.sum(dtype=np.int64))
     documents = np.arange(scale.documents, dtype=np.int32)
-    order = build_gpt_indices(lengths, range(scale.documents), num_samples=None, sequence_length=1024, seed=1).document_index
+    order = build_gpt_indices(lengths, range(scale.documents), num_samples=None, sequence_length=1024, seed=1)["document_index"]
     for length in (1024, 2048, 4096, 8192):
         samples = plan_epochs(tokens, num_samples=None, sequence_length=length).samples
 
@@ -104,7 +104,7 @@ def index(scale: Scale) -> Iterator[str]:
     def all_ours() -> object:
         wanted = (2 * tokens - 1) // 2048 + 100
         made = build_gpt_indices(lengths, range(scale.documents), num_samples=wanted, sequence_length=2048, seed=1)
-        return made.document_index, made.sample_index, made.shuffle_index
+        return tuple(made.values())
 
     assert all(np.array_equal(mine, its) for mine, its in zip(all_ours(), all_theirs(), strict=True))  # type: ignore[call-overload]
     found = best({"ours": all_ours, "theirs": all_theirs}, scale.rounds)

@@ -59,7 +59,6 @@ _WORDS = {  # for the rows of a split, for what a loader reads once per epoch, a
     "sft": ("examples", "packed row", "batch.x, batch.y_masked"),
     "pairs": ("pairs", "pair", "batch.chosen.x, batch.rejected.x, and y_masked of both"),
 }
-_HEADING = ("data set", "train", "val")  # of a table in a notebook
 _SHOWN_T = 1024  # T in the code that is shown, if the split is long enough
 
 
@@ -347,9 +346,6 @@ class CacheFamily(Mapping[str, CacheDataset]):
         title = f"{self._given}: {len(self)} {self._family} data set{'' if len(self) == 1 else 's'}"
         return in_lines(title, [*self._rows()])
 
-    def _repr_html_(self) -> str:
-        return as_html(f"{self._given}, {self._family}", [_HEADING, *self._rows()])
-
 
 class Cache:
     """A cache folder, opened by `open_cache`.
@@ -381,7 +377,7 @@ class Cache:
         return in_lines(title, [*self.pretrain._rows(), *self.sft._rows()])
 
     def _repr_html_(self) -> str:
-        return as_html(self.pretrain._given, [_HEADING, *self.pretrain._rows(), *self.sft._rows()])
+        return as_html(self.pretrain._given, [("data set", "train", "val"), *self.pretrain._rows(), *self.sft._rows()])
 
 
 def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cache:

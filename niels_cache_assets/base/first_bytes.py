@@ -51,6 +51,9 @@ _CONTENTS = {  # by a regular expression for the first bytes
     rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)": FileContent("bzip2", _rename(".bz2")),
     rb"\xfd7zXZ\x00": FileContent("xz", _rename(".xz")),
     rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18": FileContent("zstd", _rename(".zst")),
+    rb"(?s)PK\x03\x04.{26}(\[Content_Types\]|_rels/|mimetypeapplication/vnd)": FileContent(
+        "a document of an office program", "convert it to text, for example with pandoc"
+    ),
     rb"PK(\x03\x04|\x05\x06)": FileContent("a zip archive (or a document of an office program)", _UNPACK),
     rb"7z\xbc\xaf\x27\x1c": FileContent("a 7z archive", _UNPACK),
     rb"Rar!\x1a\x07": FileContent("a RAR archive", _UNPACK),

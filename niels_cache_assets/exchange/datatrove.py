@@ -22,7 +22,7 @@ INDEX_DTYPE = np.dtype("<u8")
 _ENTRIES = 1 << 18  # the number of index entries written at a time
 
 
-def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
+def units(split: ExportSplit, max_bytes: int, *_: object) -> list[Unit]:
     """Return the units of a split. Each unit is three files for one part.
 
     Raises:

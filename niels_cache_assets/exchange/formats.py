@@ -9,8 +9,9 @@ import numpy as np
 
 from niels_cache_assets.exchange import datatrove, llmc, megatron, nanogpt, npy, olmo
 from niels_cache_assets.exchange.replacing import ExportTarget
-from niels_cache_assets.exchange.splits import ExportSplit, open_export_split
+from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import ExportPlan, Unit, list_unit
+from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, Split
 from niels_cache_runtime.megatron.indexed_writer import MAX_BYTES, Link
@@ -73,25 +74,25 @@ FORMATS = {
         label=lambda name, settings: (settings.out.parent, f"{settings.out.name}.megatron"),
     ),
     "nanogpt": _Format(
-        units=lambda split, most, settings: nanogpt.units(split),
+        units=nanogpt.units,
         target=lambda name, split, settings: ExportTarget(names=(nanogpt.file_name(split),)),
         label=lambda name, settings: (settings.out, "nanogpt"),  # nanoGPT's files have the same names for each data set
         notes_and_lines=lambda splits, settings: ([nanogpt.vocabulary_note(splits[0])], nanogpt.lines(splits[0])),
     ),
     "llmc": _Format(
-        units=lambda split, most, settings: llmc.units(split, max_bytes=most),
+        units=llmc.units,
         max_tokens=llmc.SHARD_TOKENS,
         notes_and_lines=lambda splits, settings: ([llmc.WIDE_NOTE] if splits[0].dtype != TOKEN_DTYPE else [], []),
         eot="is before each document, as llm.c reads it; in the cache it is after each",
     ),
-    "datatrove": _Format(units=lambda split, most, settings: datatrove.units(split, max_bytes=most), max_bytes=datatrove.MAX_BYTES),
+    "datatrove": _Format(units=datatrove.units, max_bytes=datatrove.MAX_BYTES),
     "olmo": _Format(
-        units=lambda split, most, settings: olmo.units(split, max_bytes=most),
+        units=olmo.units,
         max_bytes=olmo.MAX_BYTES,
         notes_and_lines=lambda splits, settings: (olmo.notes(splits), olmo.lines(settings.out, splits)),
     ),
     "npy": _Format(
-        units=lambda split, most, settings: npy.units(split, max_bytes=most),
+        units=npy.units,
         max_tokens=npy.SHARD_TOKENS,
         notes_and_lines=lambda splits, settings: ([npy.READERS_NOTE], []),
     ),
@@ -111,7 +112,8 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     Raises:
         NielsCacheError: If the cache cannot be opened, if there is nothing to export, or if the format does not have one of the settings.
     """
-    opened, format = [open_export_split(name, directory, split) for split in settings.splits], FORMATS[settings.format]
+    folders, format = {split: directory / split for split in settings.splits}, FORMATS[settings.format]
+    opened = [ExportSplit(name=name, split=split, folder=each, opened=open_split(each, doc_ends=True)) for split, each in folders.items()]
     max_bytes = _max_bytes(settings, opened[0].dtype)
     splits = [split for split in opened if split.tokens]
     if not splits:

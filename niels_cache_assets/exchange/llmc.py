@@ -8,8 +8,8 @@ val. Here val is the val split of the cache, and the shards of each split are nu
 
 import numpy as np
 
-from niels_cache_assets.exchange.splits import ExportSplit, even_cuts
-from niels_cache_assets.exchange.writing import Unit, make_unit, tokens_file
+from niels_cache_assets.exchange.splits import ExportSplit
+from niels_cache_assets.exchange.writing import Unit, even_units
 from niels_cache_runtime.errors import NielsCacheError
 
 HEADERS = {2: (20240520, 1), 4: (20240801, 7)}  # magic and version, by the bytes of a token
@@ -19,7 +19,7 @@ SHARD_TOKENS = 100_000_000
 MAX_TOKENS = 2**31 - 1  # llm.c counts tokens in an int32
 
 
-def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
+def units(split: ExportSplit, max_bytes: int, *_: object) -> list[Unit]:
     """Return shards with `max_bytes` of tokens; the last one may be shorter.
 
     Raises:
@@ -28,11 +28,10 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
     size = split.dtype.itemsize
     if max_bytes // size > MAX_TOKENS:
         raise NielsCacheError(f"max_bytes={max_bytes}: llm.c counts the tokens of a shard in an int32; give at most {MAX_TOKENS * size}")
-    cuts = even_cuts(split.tokens, max_bytes // size)
-    return [_unit(split, f"{split.name}_{split.split}_{index:06d}.bin", first, end) for index, (first, end) in enumerate(cuts)]
+    return even_units(split, ".bin", _header, max_bytes=max_bytes, eot_before=split.eot is not None)
 
 
-def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
+def _header(tokens: int, dtype: np.dtype) -> bytes:
     header = np.zeros(HEADER_INTS, dtype="<i4")
-    header[:3] = *HEADERS[split.dtype.itemsize], end - first
-    return make_unit(tokens_file(split, name, first, end, header=header.tobytes(), eot_before=split.eot is not None))
+    header[:3] = *HEADERS[dtype.itemsize], tokens
+    return header.tobytes()

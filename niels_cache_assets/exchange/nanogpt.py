@@ -11,7 +11,7 @@ from niels_cache_runtime.format.layout import TOKEN_DTYPE, Split
 DEFAULT_VOCAB_SIZE = 50_304  # train.py uses this size if there is no meta.pkl
 
 
-def units(split: ExportSplit) -> list[Unit]:
+def units(split: ExportSplit, *_: object) -> list[Unit]:
     """Return one file for the split."""
     return [make_unit(tokens_file(split, file_name(split.split), 0, split.tokens, documents=len(split.doc_ends)))]
 

@@ -9,8 +9,8 @@ import io
 
 import numpy as np
 
-from niels_cache_assets.exchange.splits import ExportSplit, even_cuts
-from niels_cache_assets.exchange.writing import Unit, make_unit, tokens_file
+from niels_cache_assets.exchange.splits import ExportSplit
+from niels_cache_assets.exchange.writing import Unit, even_units
 
 SHARD_TOKENS = 100_000_000
 READERS_NOTE = (
@@ -19,14 +19,9 @@ READERS_NOTE = (
 )
 
 
-def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
+def units(split: ExportSplit, max_bytes: int, *_: object) -> list[Unit]:
     """Return the arrays of a split in order. Each has `max_bytes` of tokens; the last one may be shorter."""
-    cuts = even_cuts(split.tokens, max_bytes // split.dtype.itemsize)
-    return [_unit(split, f"{split.split}/{split.name}_{split.split}_{index:06d}.npy", *cut) for index, cut in enumerate(cuts)]
-
-
-def _unit(split: ExportSplit, name: str, first: int, end: int) -> Unit:
-    return make_unit(tokens_file(split, name, first, end, header=_header(end - first, split.dtype)))
+    return even_units(split, ".npy", _header, max_bytes=max_bytes, folder=f"{split.split}/")
 
 
 def _header(tokens: int, dtype: np.dtype) -> bytes:

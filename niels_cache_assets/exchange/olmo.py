@@ -34,7 +34,7 @@ _BLOCK_HEADER_BYTES = 5  # header of a stored block: whether it is the last, its
 _DOCUMENTS_IN_BLOCK = 1 << 10  # with two numbers of up to 20 digits a line, a block stays below the limit of 65,535 bytes
 
 
-def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
+def units(split: ExportSplit, max_bytes: int, *_: object) -> list[Unit]:
     """Return two planned files for each part of the split.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_cache_runtime.cache.opening import OpenedSplit, open_split, require_doc_ends
+from niels_cache_runtime.cache.opening import OpenedSplit, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Split, Uints
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -105,14 +105,3 @@ class ExportSplit:
         """Raise NielsCacheError if the data set was rebuilt since it was opened, because some files may be from a different build."""
         if self.opened.meta is not None and read_meta(self.folder.parent / META_NAME) != self.opened.meta:
             raise NielsCacheError(f"{self.folder.parent}: was rebuilt while it was being exported; export it again")
-
-
-def open_export_split(name: str, directory: Path, split: Split) -> ExportSplit:
-    """Open a split of the pretrain cache in `directory`. The errors are those of `open_split`."""
-    folder = directory / split
-    return ExportSplit(name=name, split=split, folder=folder, opened=open_split(folder, doc_ends=True))
-
-
-def even_cuts(tokens: int, largest: int) -> list[tuple[int, int]]:
-    """Return ranges (first, end) of `largest` tokens that divide a stream of `tokens`. The last range may be shorter."""
-    return [(first, min(first + largest, tokens)) for first in range(0, tokens, largest)]

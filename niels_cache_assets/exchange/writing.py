@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+
 from niels_cache_assets.disk.space import SpaceNeed, explain_disk_full, name_path, require_free_space
 from niels_cache_assets.disk.staging import export_stage
 from niels_cache_assets.exchange.replacing import NEW, OLD, ExportTarget, leftover_files, swap_files
@@ -196,6 +198,34 @@ def tokens_file(
     return PlannedFile(name=name, bytes=size, tokens=end - first, documents=documents), lambda: chain(
         [header] * bool(header), blocks(first, end)
     )
+
+
+def even_units(
+    split: ExportSplit,
+    suffix: str,
+    header_of: Callable[[int, np.dtype], bytes],
+    *,
+    max_bytes: int,
+    folder: str = "",
+    eot_before: bool = False,
+) -> list[Unit]:
+    """Return the files NAME_SPLIT_000000SUFFIX, ... of a split in order. Each has `max_bytes` of tokens; the last one may be shorter.
+
+    Args:
+        split: The split.
+        suffix: The end of the names.
+        header_of: Returns the header of a file with this many tokens of this dtype.
+        max_bytes: The bytes of tokens in a file.
+        folder: What stands before the names.
+        eot_before: See `tokens_file`.
+    """
+    largest = max_bytes // split.dtype.itemsize
+    found = []
+    for index, first in enumerate(range(0, split.tokens, largest)):
+        end = min(first + largest, split.tokens)
+        name, header = f"{folder}{split.name}_{split.split}_{index:06d}{suffix}", header_of(end - first, split.dtype)
+        found.append(make_unit(tokens_file(split, name, first, end, header=header, eot_before=eot_before)))
+    return found
 
 
 def make_unit(*files: Content) -> Unit:

@@ -9,25 +9,16 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from niels_cache_assets.dedup.signatures import hash_canonical
 from niels_cache_assets.dedup.text_set import HashIndex
 from niels_cache_assets.disk.table_file import read_text_hashes
-from niels_cache_assets.facts.lineage import read_lineage
+from niels_cache_assets.facts.lineage import Lineage, read_lineage
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import documents_name
-
-
-class DocumentOrigin(NamedTuple):
-    """The origin of a document."""
-
-    source_id: str
-    file: str
-    row: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +35,7 @@ class SharedText:
     train: str
     val: str
     documents: int
-    first: DocumentOrigin
+    first: Lineage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +101,4 @@ def _shared(name: str, folder: Path, vals: HashIndex, names: Sequence[str]) -> I
         start += len(train)
     lineage = read_lineage(path, first.values()) if first else {}
     for owner, ordinal in sorted(first.items()):
-        one = lineage[ordinal]
-        origin = DocumentOrigin(one.source_id, one.file, one.row)
-        yield SharedText(train=name, val=names[owner], documents=int(counts[owner]), first=origin)
+        yield SharedText(train=name, val=names[owner], documents=int(counts[owner]), first=lineage[ordinal])

@@ -100,16 +100,11 @@ def hold_store_lease(
         RemoteError: If the store refuses or does not answer.
     """
     stops = stops or StopRequests(stale=stop_stamp(target))
-    lease = _take(store, key, target, times=times, wait=wait, log=log, stops=stops)
-    with lease.renewed(times, stops):
-        yield lease
-
-
-def _take(store: Store, key: str, target: Path, *, times: ClusterSettings, wait: bool, log: Log, stops: StopRequests) -> StoreLease:
+    lease: StoreLease | None = None
     reported: LockOwner | None = None
     first: str | None = None
     where, clock = store.name_of(key), f"{CLOCKS}{key.removeprefix(LEASES)}"
-    while True:
+    while lease is None:
         stops.check(target)
         found = read_small(store, key, most_bytes=QUICK_BYTES)
         holder, state = (None, None) if found is None else (_decoded(found, where), found.state)
@@ -122,7 +117,7 @@ def _take(store: Store, key: str, target: Path, *, times: ClusterSettings, wait:
         if is_over:
             new = LeaseHolder.following(holder, 1 if holder is None else holder.attempt + 1)
             with suppress(ConflictError):  # another process was faster, or the holder has renewed
-                return StoreLease(store, key, target, new, store.write_if(key, new.encoded(), state=state))
+                lease = StoreLease(store, key, target, new, store.write_if(key, new.encoded(), state=state))
             continue
         assert holder is not None
         if not wait and first not in (None, state):
@@ -132,3 +127,5 @@ def _take(store: Store, key: str, target: Path, *, times: ClusterSettings, wait:
             log(f"waiting for the other build of {where}: {holder.writer}")
             reported = holder.writer
         time.sleep(min(_POLL_SECONDS, times.renew_seconds / 3))
+    with lease.renewed(times, stops):
+        yield lease

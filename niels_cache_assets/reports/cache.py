@@ -27,7 +27,7 @@ from niels_cache_assets.sources.text_column import reading_warning
 from niels_cache_runtime.format.layout import SPLITS, Family, built_names
 from niels_cache_runtime.format.meta import Meta
 
-CODE_VERSION = "1"  # raise this by hand when a report or the drawing of a picture changes for the same caches and settings
+CODE_VERSION = "2"  # raise this by hand when a report or the drawing of a picture changes for the same caches and settings
 
 
 class SplitCount(NamedTuple):

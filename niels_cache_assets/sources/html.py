@@ -29,7 +29,8 @@ class Html(Text):
     sample_by: Literal["document"] = "document"
 
     def identity(self) -> Identity:
-        return super().identity() | {"extractor": [f"resiliparse {each.version}" for each in metadata.distributions(name="resiliparse")]}
+        found = [f"resiliparse {each.version}" for each in metadata.distributions(name="resiliparse")]
+        return super().identity() | {"extractor": found[:1]}  # the one that is imported, or none
 
     def pages(self, file: SourceFile, options: TextOptions) -> Iterator[bytes]:
         """Yield the markup of each page of a file."""

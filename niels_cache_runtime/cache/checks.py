@@ -20,13 +20,13 @@ class NamesArguments:
     def __new__(cls, *given: Any, **settings: Any) -> Self:
         try:
             inspect.signature(cls.__init__).bind_partial(None, *given, **settings)
-        except TypeError as error:
+        except TypeError:
             known = [*inspect.signature(cls).parameters]
+            arguments = f"its arguments are {', '.join(known)}; a folder may name the split, such as NAME/val"
             for name in settings:
                 if name not in known:
-                    hint = f"its arguments are {', '.join(known)}; a folder may name the split, such as NAME/val"
-                    hint = did_you_mean(_ELSEWHERE.get(name, name), known, hint)
-                    raise TypeError(f"{cls.__name__} has no argument {name!r}; {hint}") from error
+                    hint = did_you_mean(_ELSEWHERE.get(name, name), known, arguments)
+                    raise TypeError(f"{cls.__name__} has no argument {name!r}; {hint}") from None
             raise
         return super().__new__(cls)
 

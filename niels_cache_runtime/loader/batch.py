@@ -66,14 +66,12 @@ class TensorFields:
 
     def _raise_missing(self, name: str, error: type[Exception]) -> NoReturn:
         names = self._ipython_key_completions_()
-        raise error(f"this {type(self).__name__} has no {name!r}; {did_you_mean(name, names, f'it has {names}')}")
+        hint = f"request it: TokenLoader(..., fields=[{name!r}])" if name in FIELDS else did_you_mean(name, names, f"it has {names}")
+        raise error(f"this {type(self).__name__} has no {name!r}; {hint}")
 
     def __repr__(self) -> str:
-        fields = [
-            f"{name}: {tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else f"{name}: {value}"
-            for name, value in vars(self).items()
-            if value is not None
-        ]
+        present = [(name, value) for name, value in vars(self).items() if value is not None]
+        fields = [f"{name}: {tuple(value.shape) if isinstance(value, torch.Tensor) else value}" for name, value in present]
         return f"{type(self).__name__}({', '.join(fields)}, on {next(self.tensors()).device})"
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:

@@ -264,10 +264,8 @@ def _find_dataset(root: str, name: Any) -> str:
     found_at = [path for path, each in datasets.items() if name in (path, each)]
     if len(found_at) == 1:
         return f"{root}/{found_at[0]}"
-    if not datasets:
-        clause, advice = describe(root).clause, describe(root).root_advice
-        raise NielsCacheError(f"TokenLoader({root!r:.60}, {name!r:.60}): {clause}; {advice or 'give a cache root first'}")
-    hint = did_you_mean(name, () if found_at else datasets.values(), f"write {' or '.join(found_at or datasets)}")
+    known = f"write {' or '.join(found_at or datasets)}" if datasets else describe(root).clause
+    hint = did_you_mean(name, () if found_at else datasets.values(), known)
     raise NielsCacheError(f"{root}: {len(found_at) or 'no'} data sets {name!r}; {hint}")
 
 

@@ -27,10 +27,9 @@ from niels_cache_runtime.megatron.gpt_indices import (
     INT32_MAX,
     Allocate,
     Documents,
-    GPTIndices,
     OnArrayProgress,
-    as_indices,
     build_gpt_indices,
+    check_gpt_indices,
     new_array,
 )
 from niels_cache_runtime.megatron.index_cache import Arrays, IndexCache, open_arrays
@@ -161,13 +160,14 @@ class MegatronGPTDataset(IndexedSamples):
         }
         parameters = {"data": indexed.fingerprint, "documents": _describe(documents), **settings}
 
-        def build(allocate: Allocate) -> GPTIndices:
+        def build(allocate: Allocate) -> Arrays:
             return build_gpt_indices(indexed.sequence_lengths, documents, allocate=allocate, progress=progress, **settings)
 
         self._open_index("gpt", parameters, build, index_cache)
 
     def _use(self, arrays: Arrays) -> None:
-        super()._use(vars(as_indices(arrays, self.index_directory or "the index")))
+        check_gpt_indices(arrays, self.index_directory or "the index")
+        super()._use(arrays)
         self._position_ids = torch.arange(self.sequence_length)
 
     def __len__(self) -> int:

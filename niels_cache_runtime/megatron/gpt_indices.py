@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Array, Int32s, Ints, Uint32s
+from niels_cache_runtime.format.layout import Array, Int32s
 
 Documents = range | NDArray[np.integer[Any]]
 Allocate = Callable[[str, tuple[int, ...], np.dtype], Array]
@@ -39,17 +39,8 @@ _SPLITS = 3
 _BLOCK = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class GPTIndices:
-    """The three arrays that the module docstring describes."""
-
-    document_index: Int32s
-    sample_index: Int32s | Ints
-    shuffle_index: Uint32s | Ints
-
-
-def as_indices(arrays: Mapping[str, Array], where: str | Path) -> GPTIndices:
-    """Return the three arrays as GPTIndices.
+def check_gpt_indices(arrays: Mapping[str, Array], where: str | Path) -> None:
+    """Check that these are the three arrays that the module docstring describes.
 
     Args:
         arrays: The arrays by name.
@@ -63,7 +54,6 @@ def as_indices(arrays: Mapping[str, Array], where: str | Path) -> GPTIndices:
     has_forms = document == ("i4", 1) and sample in (("i4", 2), ("i8", 2)) and shuffle in (("u4", 1), ("i8", 1)) and len(shapes) == 3
     if not has_forms or arrays["sample_index"].shape != (len(arrays["shuffle_index"]) + 1, 2):
         raise NielsCacheError(f"{where}: its arrays are not those of a GPT index; remove it to build it again")
-    return GPTIndices(**arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +145,8 @@ def build_gpt_indices(
     drop_last: bool = True,
     allocate: Allocate = new_array,
     progress: OnArrayProgress | None = None,
-) -> GPTIndices:
-    """Return the indices of documents, as the module docstring describes them.
+) -> dict[str, Array]:
+    """Return the indices of documents by name, as the module docstring describes them.
 
     Args:
         sequence_lengths: The number of tokens of every sequence, (S,) int32.
@@ -204,7 +194,7 @@ def build_gpt_indices(
         shuffle_index[start:stop] = np.arange(start, stop, dtype=dtype)
     _shuffle(shuffle_index, plan.samples if plan.shuffled_apart is None else plan.shuffled_apart, random_state)
     report("shuffle_index", plan.samples, plan.samples)
-    return GPTIndices(document_index=document_index, sample_index=sample_index, shuffle_index=shuffle_index)
+    return {"document_index": document_index, "sample_index": sample_index, "shuffle_index": shuffle_index}
 
 
 def tokens_of(sequence_lengths: Int32s, documents: Documents) -> int:

@@ -92,7 +92,7 @@ def test_a_new_key_counts_only_where_it_is_set() -> None:
     assert WithNewKey(files=["x"], new=8).identity() == {**Text(files=["x"]).identity(), "new": 8}
 
 
-ADDED_LATER = {"tokenizer": {"kind", "encoding", "pattern", "engine", "normalize"}, "cleaning": {"mask"}, "dedup": {"ranges"}}
+ADDED_LATER = {"tokenizer": {"kind", "revision", "encoding", "pattern", "engine", "normalize"}, "cleaning": {"mask"}, "dedup": {"ranges"}}
 
 
 @pytest.mark.parametrize("name", ["cleaning", "dedup", "tokenizer", "reports"])

@@ -168,6 +168,13 @@ def test_text_that_looks_a_little_like_something_else_is_text(text: bytes) -> No
     assert found is None or found.what == "plain text"
 
 
+def test_an_office_document_is_no_archive_to_unpack(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.docx", "w") as archive:
+        archive.writestr("[Content_Types].xml", "<Types/>")
+    with pytest.raises(NielsCacheError, match=r"a\.docx: .*pandoc"):
+        recognize([str(tmp_path)])
+
+
 @pytest.mark.parametrize("name", ["z.txt", "z.jsonl", "z.md"])
 def test_a_pointer_among_many_files_is_found_before_a_build_and_by_init(tmp_path: Path, name: str) -> None:
     kind, good = {"z.txt": ("text", b"text"), "z.jsonl": ("jsonl", LINES), "z.md": ("markdown_folder", b"text")}[name]

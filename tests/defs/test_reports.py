@@ -134,6 +134,8 @@ def test_checks_and_revisions_are_those_of_what_lies_here_now(project: Project, 
     }
     assert {check.outcome for check in recorded.checks} == {"passed"}
     assert recorded.newest_revision == "later"
+    assert recorded.seconds is not None
+    assert 0 <= recorded.seconds < 600
     assert [check.name for check in report.history.checks] == ["caches_in_sync (pretrain)", "caches_in_sync (sft)"]
     assert any(notice.name == "notes" and missing(notice.text, "upstream", "at later") == [] for notice in report.notices)
     assert {check.name for check in report.history.of_folder(project.root / "tokenizer").checks} == {
@@ -145,6 +147,7 @@ def test_checks_and_revisions_are_those_of_what_lies_here_now(project: Project, 
     shutil.copytree(project.root, moved)
     elsewhere = report_of(project, moved)
     assert elsewhere.history.of_folder(moved / "pretrain/notes").checks == ()
+    assert elsewhere.history.of_folder(moved / "pretrain/notes").seconds is None
     assert elsewhere.history.checks == ()
 
 

@@ -58,7 +58,7 @@ ASSETS = {
         ["pretrain/meta_json"],
         ["no_data_set_is_read_too_often"],
     ),
-    "reports/cache": ("reports", {"report"}, "1", None, ["pretrain/meta_json", "sft/meta_json", "tokenizer"], []),
+    "reports/cache": ("reports", {"report"}, "2", None, ["pretrain/meta_json", "sft/meta_json", "tokenizer"], []),
 }
 BLOCKING = {
     "special_tokens_are_one_id_each": True,

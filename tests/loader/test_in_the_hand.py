@@ -74,8 +74,8 @@ def test_a_batch_is_unpacked_and_indexed(root: str, batch: Batch) -> None:
     plain = next(iter(TokenLoader(root, "notes", **SETTINGS)))
     x, targets = plain
     assert targets is plain.y
-    chosen, rejected = PreferenceBatch(chosen=plain, rejected=batch)
-    assert (chosen, rejected) == (plain, batch)
+    with pytest.raises(KeyError, match="'chosen', 'rejected'"):
+        x, targets = PreferenceBatch(chosen=plain, rejected=batch)
     copy = pickle.loads(pickle.dumps(batch))
     assert torch.equal(copy.labels, batch.labels)
 
@@ -101,7 +101,7 @@ def test_with_a_stride_of_one_less_no_target_of_labels_is_lost(root: str) -> Non
 
 def test_a_batch_shows_shapes_and_not_numbers(batch: Batch) -> None:
     shown = repr(batch)
-    assert "x: (4, 10) torch.int64" in shown
+    assert "x: (4, 10)" in shown
     assert "position_ids" not in shown
     assert "cpu" in shown
     assert "document_ids" in batch._ipython_key_completions_()
@@ -112,8 +112,8 @@ def test_names_that_a_batch_lacks_are_answered_with_those_that_it_has(batch: Bat
         batch.inputs_ids  # noqa: B018
     with pytest.raises(AttributeError, match="'x', 'y'"):
         batch.shape  # noqa: B018
-    for name in ("position_ids", 0):
-        with pytest.raises(KeyError, match=f"{name}.*"):
+    for name, said in (("position_ids", "fields="), (0, "'x', 'y'")):
+        with pytest.raises(KeyError, match=said):
             batch[name]
     assert not hasattr(batch, "attention_mask")
 
@@ -155,9 +155,8 @@ def test_loaders_reports_and_catalogs_are_tables_in_a_notebook(root: str) -> Non
         assert "step 1" in shown
     assert "actual" in loader.report(3)._repr_html_()
     cache = open_cache(root)
-    for each in (cache, cache.pretrain):
-        assert "notes" in each._repr_html_()
-        assert "<td" in each._repr_html_()
+    assert "notes" in cache._repr_html_()
+    assert "<td" in cache._repr_html_()
 
 
 def test_dir_lists_the_public_names() -> None:

@@ -299,7 +299,7 @@ def test_progress_is_told_up_to_the_end() -> None:
         lengths, range(1000), num_samples=None, sequence_length=8, seed=0, progress=lambda *state: told.append(state)
     )
     finished = {name: (done, total) for name, done, total in told}
-    rows = len(indices.sample_index)
+    rows = len(indices["sample_index"])
     assert finished == {"document_index": (1000, 1000), "sample_index": (rows, rows), "shuffle_index": (rows - 1, rows - 1)}
 
 

@@ -283,8 +283,22 @@ def test_the_page_holds_all_it_shows_and_asks_for_nothing(project: SmallProject,
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
     assert "unsafe" not in policy
     documents = [json.loads(line)["text"] for line in (project.root.parent / "letters.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert len(documents) > 50
-    assert not [document for document in documents if document[:40] in content], "no text of a document"
+    shown = sum(document[:40] in page.text for document in documents)
+    assert 1 <= shown <= 4 < len(documents), "the samples alone"
+
+
+def test_the_page_shows_samples_drops_and_times(project: SmallProject, tmp_path: Path) -> None:
+    report = reported(project)
+    (letters,) = (item for item in report.items if (item.name, item.state.kind) == ("letters", "pretrain"))
+    times = {letters.state.directory.absolute(): FolderHistory(seconds=30.25)}
+    page = Page(render_page(replace(report, history=History(source="x", folders=times)), {}, now=NOW))
+    words = " ".join(page.text.split())
+    tokens = letters.counts["train_tokens"] + letters.counts["val_tokens"]
+    assert missing(words, "longest: train document", "time of the builds30.2 s", f"{tokens / 30.25:,.0f} tokens per second") == []
+    dropped = sum(sum(item.dropped.values()) for item in report.items if item.state.kind in ("pretrain", "sft"))
+    assert f"documents and examples dropped{dropped:,}" in words
+    elsewhere = replace(report, items=tuple(CacheItem(replace(item.state, directory=tmp_path / "a" / item.name)) for item in report.items))
+    assert "no sample can be shown" in Page(render_page(elsewhere, {}, now=NOW)).text
 
 
 def test_a_page_draws_only_what_the_last_one_does_not_show(

@@ -13,8 +13,9 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.dedup.text_set import TextMatch
 from niels_cache_assets.defs.checks import cache
+from niels_cache_assets.facts.lineage import Lineage
 from niels_cache_assets.inspection import splits
-from niels_cache_assets.inspection.shared_texts import DocumentOrigin, SharedText, SharedTexts, shared_texts
+from niels_cache_assets.inspection.shared_texts import SharedText, SharedTexts, shared_texts
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.streaming.decontaminate import REASONS_OF_REFERENCES, ReferenceOrigin, ReferenceTexts, open_references
 from niels_cache_runtime.errors import NielsCacheError
@@ -206,7 +207,7 @@ def test_a_changed_val_or_file_makes_the_cache_stale(project: Path) -> None:
 )
 def test_the_check_names_only_a_key_that_the_data_set_can_have(project: Path, table: str, others: list[str], advice: str) -> None:
     registry = registry_of(project, news=table, web='[pretrain.mix]\nsource = "interleave"\nmembers = { web = 1 }\n')
-    place = DocumentOrigin("a", "a.jsonl", 0)
+    place = Lineage(0, "a", "a.jsonl", 0, 9)
     found = tuple(SharedText(train="news", val=name, documents=9, first=place) for name in others)
     (told,) = splits._describe_shared(registry, "news", SharedTexts(found=found))
     assert advice in told

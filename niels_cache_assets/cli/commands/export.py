@@ -26,7 +26,6 @@ from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.exchange.formats import ExportSettings
-    from niels_cache_assets.exchange.writing import ExportPlan
 
 TEXT = "text"
 FORMATS = ("megatron", "nanogpt", "llmc", "datatrove", "olmo", "npy", TEXT)  # help must not wait for the import of exchange/
@@ -107,7 +106,15 @@ def run(arguments: argparse.Namespace) -> None:
             plan.require_free()
         with failing(), transfer_progress(f"exporting {cache.name}") as progress:
             write_export(plan, force=arguments.force, progress=progress)
-    if print_facts(arguments, _as_json(plan, arguments)):
+    facts = {
+        "format": arguments.format,
+        "written": not arguments.dry_run,
+        "files": [{**vars(file), "name": plan.folder / file.name} for file in plan.files],
+        "notes": plan.notes,
+        "lines": plan.lines,
+        "would_be_deleted": [plan.folder / name for name in plan.deleted()] if arguments.dry_run else [],
+    }
+    if print_facts(arguments, facts):
         return
     table = new_table("file", "documents", "tokens", "size", right=["documents", "tokens", "size"])
     for file in plan.files:
@@ -190,16 +197,3 @@ def _refuse_inside_caches(folder: Path, root: Path) -> None:
     for caches in (*(root / family for family in FAMILIES), tokenizer_dir(root), corpus_dir(root, ""), duplicates_dir(root)):
         if folder.resolve().is_relative_to(caches.resolve()):
             raise NielsCacheError(f"{WHERE}: --out: {folder} is inside {caches}, which is only for caches; choose another folder")
-
-
-def _as_json(plan: ExportPlan, arguments: argparse.Namespace) -> dict[str, Any]:
-    files = [{**vars(file), "name": plan.folder / file.name} for file in plan.files]
-    deleted = [plan.folder / name for name in plan.deleted()] if arguments.dry_run else []
-    return {
-        "format": arguments.format,
-        "written": not arguments.dry_run,
-        "files": files,
-        "notes": plan.notes,
-        "lines": plan.lines,
-        "would_be_deleted": deleted,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.wording import SHORT_SHA256, file_size, format_count, format_list
 from niels_cache_assets.cli.command import DATA_SETS, Command, option, refuse_options, switch
@@ -67,23 +67,19 @@ def run(arguments: argparse.Namespace) -> None:
         else:
             pushed = push(build, address, replace_other=arguments.replace, repair=arguments.repair, progress=progress)
         pruned = prune(address) if arguments.prune else None
-    if not print_facts(arguments, _as_json(address, pushed, pruned)):
-        for line in _lines(address, pushed, pruned):
-            display(line)
-
-
-def _as_json(address: str, pushed: PushResult, pruned: PruneResult | None) -> dict[str, Any]:
-    record = pushed.record
-    return {
+    facts = {
         "address": address,
-        "data_set": f"{record.family}/{record.name}",
-        "content_sha256": record.content_sha256,
+        "data_set": f"{pushed.record.family}/{pushed.record.name}",
+        "content_sha256": pushed.record.content_sha256,
         "state": pushed.state,
         "files": pushed.files,
         "sent": pushed.sent,
         "sent_bytes": pushed.sent_bytes,
         "pruned": pruned,
     }
+    if not print_facts(arguments, facts):
+        for line in _lines(address, pushed, pruned):
+            display(line)
 
 
 def _lines(address: str, pushed: PushResult, pruned: PruneResult | None) -> Iterator[str]:

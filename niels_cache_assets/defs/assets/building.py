@@ -10,7 +10,7 @@ import dagster as dg
 from niels_cache_assets.artifacts.base import Artifact, Outcome, listed_name
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.defs.assets.upstream import record_read
+from niels_cache_assets.defs.assets.upstream import events_of_read
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.home.found import mark_unchecked
 from niels_cache_assets.defs.keys import DefinitionNames, names_of
@@ -124,7 +124,10 @@ def recorded_results(
         outcome: Outcome of the build.
         source: See `records_of`.
     """
-    record_read(context, registry, outcome, root=root_of(context, names_of(registry)))
+    for event in events_of_read(context.instance, registry, outcome, root=root_of(context, names_of(registry))):
+        context.log_event(event)
+        # Dagster has read the inputs when the step began, and must read them again: otherwise, the results would show as unsynced at once.
+        context.get_step_execution_context().wipe_input_asset_version_info(event.asset_key)
     records = records_of(registry, context.instance, outcome, draw=registry.dagster.plots, source=source)
     context.log.info(f"{listed_name(outcome.key)}: {result_line(records[-1].metadata)}")
     return [record.result() for record in records]

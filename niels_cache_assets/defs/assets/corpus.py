@@ -103,7 +103,23 @@ def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     `corpus/hashes` and `corpus/ranges` exist if [dedup] has several `ranges`: one partition for each range, and `corpus/duplicates` chooses
     by all of them. The steps of parts and ranges are those of `pretrain/parts` (assets/parts.py).
     """
-    return [*_parts(registry), *_ranges(registry), *_corpora(registry)] if registry.prepared() else []
+    found: list[dg.AssetsDefinition] = []
+    if in_parts := keys.parts_of_corpora(registry):
+        parts = partition_asset(
+            registry,
+            "corpus_part",
+            deps=[keys.mapped(names_of(registry).plan, in_parts)],
+            group_name=_GROUP,
+            kinds={"parquet"},
+            code_version=Corpus.version,
+            description=_PARTS,
+        )
+        found.append(parts)
+    if registry.search_ranges:
+        shared: dict[str, Any] = {"group_name": _GROUP, "kinds": {"numpy"}, "code_version": SearchStep.version}
+        found.append(artifact_asset(registry, "hashes", deps=[_searched(registry)], description=_HASHES, **shared))
+        found.append(partition_asset(registry, "range", deps=[names_of(registry).hashes], description=_RANGES, **shared))
+    return [*found, *_corpora(registry)] if registry.prepared() else []
 
 
 def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
@@ -165,30 +181,3 @@ def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
 def _searched(registry: Registry) -> dg.AssetDep:
     mapping = dg.SpecificPartitionsPartitionMapping(registry.prepared("dedup"))
     return dg.AssetDep(names_of(registry).documents, partition_mapping=mapping)
-
-
-def _parts(registry: Registry) -> list[dg.AssetsDefinition]:
-    in_parts = keys.parts_of_corpora(registry)
-    if not in_parts:
-        return []
-    return [
-        partition_asset(
-            registry,
-            "corpus_part",
-            deps=[keys.mapped(names_of(registry).plan, in_parts)],
-            group_name=_GROUP,
-            kinds={"parquet"},
-            code_version=Corpus.version,
-            description=_PARTS,
-        )
-    ]
-
-
-def _ranges(registry: Registry) -> list[dg.AssetsDefinition]:
-    if not registry.search_ranges:
-        return []
-    shared: dict[str, Any] = {"group_name": _GROUP, "kinds": {"numpy"}, "code_version": SearchStep.version}
-    return [
-        artifact_asset(registry, "hashes", deps=[_searched(registry)], description=_HASHES, **shared),
-        partition_asset(registry, "range", deps=[names_of(registry).hashes], description=_RANGES, **shared),
-    ]

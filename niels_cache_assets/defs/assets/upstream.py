@@ -72,17 +72,6 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
     return _observation(registry, name, revision, root=root)
 
 
-def record_read(context: dg.AssetExecutionContext, registry: Registry, outcome: Outcome, *, root: Path) -> None:
-    """Record in a step the upstream that its artifact was built from, unless this is known.
-
-    Dagster then compares the results of the step with this record. Dagster records the inputs of a step when the step starts. This function
-    makes Dagster read the inputs again, because otherwise the results would show as unsynced at once.
-    """
-    for event in events_of_read(context.instance, registry, outcome, root=root):
-        context.log_event(event)
-        context.get_step_execution_context().wipe_input_asset_version_info(event.asset_key)
-
-
 def events_of_read(
     instance: dg.DagsterInstance, registry: Registry, outcome: Outcome, *, root: Path
 ) -> list[dg.AssetObservation | dg.AssetMaterialization]:

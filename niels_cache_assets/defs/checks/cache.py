@@ -140,7 +140,7 @@ def _disjoint_result(registry: Registry, name: str, root: Path, meta: Meta, *, i
     )
 
 
-def _describe_origin(*, source_id: str, file: str, row: int, **_: int) -> str:
+def _describe_origin(*, source_id: str, file: str, row: int, **_: object) -> str:
     return f"{file}:{row} ({source_id})"
 
 

@@ -7,11 +7,10 @@ checks/cache.py alone.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.base.wording import UNKNOWN, file_size, format_count, format_list
 from niels_cache_assets.defs.assets.upstream import last_observation, observed_revision
@@ -41,26 +40,21 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         required_resource_keys=keys.resources,
     )
     def caches_in_sync(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        root = root_of(context, keys)
+        artifacts = graph(registry, root_of(context, keys))
         states = [
-            _with_revision(context.instance, registry, graph(registry, root).dataset_state(name), root=root)
+            _with_revision(context.instance, artifacts, artifacts.dataset_state(name))
             for name, source in registry.datasets(family).items()
             if source.enabled
         ]
-        unsynced = [state.name for state in states if state.needs_build]
-        missing = [state.name for state in states if state.condition == "missing"]
-        changed = [name for name in unsynced if name not in missing]
+        unsynced = [state for state in states if state.needs_build]
+        missing = [state.name for state in unsynced if state.condition == "missing"]
+        changed = [state.name for state in unsynced if state.condition != "missing"]
         alone = PARTITION_TAG not in context.run.tags
-        readable = [state for state in states if alone and state.state not in ("missing", "disabled", "unreadable", "not configured")]
-        findings = {
-            # a different tokenizer is already a state, and not damage
-            state.name: [
-                finding
-                for finding in find_problems(state.directory, address_in_store(registry, family, state.name))[0]
-                if finding.kind != "tokenizer"
-            ]
-            for state in readable
-        }
+        findings: dict[str, list[Finding]] = {}
+        for state in states:
+            if alone and state.state not in ("missing", "disabled", "unreadable", "not configured"):
+                found, _ = find_problems(state.directory, address_in_store(registry, family, state.name))
+                findings[state.name] = [each for each in found if each.kind != "tokenizer"]  # that is already a state, and not damage
         damaged = [name for name, found in findings.items() if found]
         # Data sets that need attention come first, because there may be hundreds of data sets.
         in_order = sorted(states, key=lambda state: not (state.needs_build or findings.get(state.name)))
@@ -113,13 +107,13 @@ def _row(state: CacheState, findings: Sequence[Finding] | None, *, verified: boo
     return row
 
 
-def _with_revision(instance: dg.DagsterInstance, registry: Registry, state: CacheState, *, root: Path) -> CacheState:
+def _with_revision(instance: dg.DagsterInstance, artifacts: Graph, state: CacheState) -> CacheState:
     """Return the state, or another one if the cache matches its settings but not the last observed revision of upstream."""
-    revision = observed_revision(last_observation(instance, registry, state.name)) if state.state == "in sync" else None
+    revision = observed_revision(last_observation(instance, artifacts.registry, state.name)) if state.state == "in sync" else None
     if revision is None:
         return state
     # of a corpus, because a newer revision with the same documents does not change the cache
-    meta = graph(registry, root).corpus(state.name).current() if state.name in registry.prepared() else state.meta
+    meta = artifacts.corpus(state.name).current() if state.name in artifacts.registry.prepared() else state.meta
     built = meta["dataset_revision"]
     advice = f"build it again: upstream was observed at {revision}, the cache has {built}"
     return state if built == revision else replace(state, state="other revision", advice=advice)

@@ -78,7 +78,9 @@ def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence
         checks = [_newest(instance, spec, partition, folder, meta_sha256) for spec in own]
         seen = None if item.revision is None or partition is None else last_observation(instance, registry, partition)
         builds = [_recorded(record, folder) for record in materializations(instance, key, partition, limit=_RESULTS)]
-        took = next((took for *found, took in builds if took and found == [True, meta_sha256]), None)  # None for a build that was found
+        took = next(
+            (took for *found, took in builds if took is not None and found == [True, meta_sha256]), None
+        )  # None for a build that was found
         return FolderHistory(newest_revision=observed_revision(seen), checks=tuple(filter(None, checks)), seconds=took)
 
     # checks of a whole family, such as caches_in_sync

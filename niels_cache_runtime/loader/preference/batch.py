@@ -3,7 +3,7 @@
 Each side costs what a batch of SFT rows costs. `rows` decides which pairs are in a row.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -35,10 +35,6 @@ class PreferenceBatch(TensorFields):
 
     chosen: Batch
     rejected: Batch
-
-    def __iter__(self) -> Iterator[Batch]:
-        yield self.chosen
-        yield self.rejected
 
     @property
     def chosen_mask(self) -> torch.Tensor:
