@@ -115,7 +115,11 @@ def _tokenizer(arguments: argparse.Namespace, default: int, seen: Sequence[SeenF
         elif not Path(str(settings.model)).exists():
             raise NielsCacheError(f"{arguments.tokenizer}: does not exist; correct --tokenizer")
         lines = ["[tokenizer]", f"model = {as_toml(model)}  # {where}, used unchanged, instead of training one", *revision]
-        return "\n".join([*lines, *_end_of_text(local_settings(settings))])
+        local = local_settings(settings)
+        if (eot := eot_of(str(local.model))) is not None:  # a model of another project
+            note = "" if _has_template(local) else "; SFT data also needs sys, usr, asst"
+            lines.append(f"special_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name{note}")
+        return "\n".join(lines)
     setting = f"# vocab_size = {default:_}" if arguments.vocab_size is None else f"vocab_size = {arguments.vocab_size:_}"
     why = "pieces in all; up to 65_536, a token takes two bytes, otherwise four"
     is_known = not (arguments.profile or arguments.catalog or arguments.hub or any("://" in path for path in arguments.data))
@@ -131,14 +135,6 @@ def _tokenizer(arguments: argparse.Namespace, default: int, seen: Sequence[SeenF
 [tokenizer]
 {setting}  # {why}
 # model = "my.model"  # a model to use instead of training one: SentencePiece, tokenizer.json, tiktoken ranks"""
-
-
-def _end_of_text(settings: TokenizerSettings) -> Iterator[str]:
-    """Yield the line that names the EOT of a model of another project; none for a model with our special tokens."""
-    eot = eot_of(str(settings.model))
-    if eot is not None:
-        note = "" if _has_template(settings) else "; SFT data also needs sys, usr, asst"
-        yield f"special_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name{note}"
 
 
 def _has_template(settings: TokenizerSettings) -> bool:

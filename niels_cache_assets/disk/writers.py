@@ -150,6 +150,10 @@ class ShardWriter:
             shard.seal()
         self.unfinished = []
 
+    def abandon(self) -> None:
+        for shard in self.unfinished:
+            shard.abandon()
+
     def _begin(self, *, resume_at: int = 0) -> HashedFile:
         shard = HashedFile(self._root, f"{self._folder}/{shard_name(self._shards)}", self._files, resume_at=resume_at)
         self.unfinished = [shard]

@@ -103,13 +103,14 @@ def _samples(item: CacheItem) -> list[tuple[str, str]]:
     return []
 
 
-def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
+def render_page(report: CacheReport, drawings: Drawings, *, now: float, with_samples: bool = False) -> str:
     """Return the page. Pictures that the page of the cache root already shows are not drawn again.
 
     Args:
         report: The report.
         drawings: Pictures of each folder.
         now: Current time in seconds since 1970, which the page shows.
+        with_samples: Whether the page shows the beginnings of a few documents. A build writes no text of documents outside of the cache.
     """
     noticed = {notice.name for notice in report.notices}
     return _rendered(
@@ -122,7 +123,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
         contents=content_cells,
         file_size=file_size,
         format_duration=format_duration,
-        samples=_samples,
+        samples=_samples if with_samples else None,
         SHORT_SHA256=SHORT_SHA256,
         UNKNOWN=UNKNOWN,
         mixture_pictures=mixture_pictures,

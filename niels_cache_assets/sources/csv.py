@@ -19,7 +19,7 @@ class Csv(HubCsv):
     endings = rows.CSV
 
     source: Literal["csv"] = "csv"  # type: ignore[assignment]
-    delimiter: str | None = Field(None, min_length=1, max_length=1)
+    delimiter: str | None = Field(None, min_length=1, max_length=1, examples=[";"])
     """Character between values; by default a comma (.tsv: a tab), or what the header has instead: comma, tab, semicolon or vertical bar"""
     quote: str = Field('"', max_length=1)
     """Character around values with delimiters or line ends; '' if quotes are ordinary characters"""

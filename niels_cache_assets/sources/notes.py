@@ -11,6 +11,7 @@ from niels_cache_assets.base.first_bytes import HEAD_BYTES, FileContent, detect_
 from niels_cache_assets.sources.finding.globs import find_same_files
 from niels_cache_assets.sources.reading.compressed import compression_of
 from niels_cache_assets.sources.reading.files import find_matches
+from niels_cache_assets.sources.reading.rows import ARROW
 from niels_cache_assets.sources.types import AddedFiles, Source
 
 
@@ -34,8 +35,8 @@ def notes_on_source(source: Source) -> list[str]:
     others = {  # what is to be read as text, but holds something else, such as gzip in a file without .gz
         path: f"{content.what} ({content.advice})"
         for path, content in contents.items()
-        if source.source != "parquet" and not content.is_text and not content.what.startswith("empty")
-        if not path.lower().endswith(".parquet") and compression_of(path) is None
+        if source.source not in ("parquet", "arrow", "epub") and not content.is_text and not content.what.startswith("empty")
+        if not path.lower().endswith((".parquet", *ARROW)) and compression_of(path) is None
     }
     return [
         *_line(again, "path leads", "paths lead", "to what is read by another path, such as {} to {}; each file is read once"),

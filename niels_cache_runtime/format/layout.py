@@ -105,23 +105,13 @@ def has_pairs(meta: Mapping[str, Any] | None) -> bool:
     return meta is not None and meta.get("kind") == "sft" and "sides" in meta
 
 
-def has_parts(meta: Mapping[str, Any] | None) -> bool:
-    """Return whether a cache with this meta.json was joined from parts. Then the last shard of each part may be short."""
-    return meta is not None and meta.get("kind") == "pretrain" and "parts" in meta
-
-
-def has_wide_tokens(meta: Mapping[str, Any] | None) -> bool:
-    """Return whether meta.json says that the tokens are uint32."""
-    return meta is not None and meta.get("token_dtype") == "uint32-le"
-
-
 # What a reader must know to read a cache, beyond uint16 tokens in full shards and targets that sentinels mark. Without it, a reader would
 # misread the tokens, find no targets, learn rejected answers, or find the short shards of parts damaged. So it refuses an unknown form.
-CACHE_FORMS: dict[str, Callable[[Mapping[str, Any] | None], bool]] = {
+CACHE_FORMS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "pairs": has_pairs,
-    "parts": has_parts,
+    "parts": lambda meta: meta.get("kind") == "pretrain" and "parts" in meta,  # the last shard of each part may be short
     "spans": has_spans,
-    "uint32": has_wide_tokens,
+    "uint32": lambda meta: meta.get("token_dtype") == "uint32-le",
 }
 
 

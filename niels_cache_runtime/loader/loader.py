@@ -67,10 +67,6 @@ class NotADataLoader:
             "DataLoader(loader, batch_size=None)"
         )
 
-    def __next__(self) -> NoReturn:
-        """Raise TypeError, because a loader is iterable but not an iterator."""
-        raise TypeError("next(loader): a TokenLoader is no iterator; write batches = iter(loader), then next(batches)")
-
     def set_epoch(self, epoch: int) -> NoReturn:
         """Raise NielsCacheError: a loader begins its next epoch by itself.
 

@@ -251,7 +251,8 @@ def test_each_split_that_datasets_saved_is_a_table(project: Path, capsys: pytest
     assert main(["init", "ds", "--json"]) == exit_codes.DONE
     tables = tomllib.loads((project / "niels_cache.toml").read_text())
     assert sorted(table["files"] for table in tables["pretrain"].values()) == [["ds/test"], ["ds/train"]]
-    assert [table["files"] for table in tables["sft"].values()] == [["ds/chats/data-00000-of-00001.arrow"]]
+    assert [table["files"] for table in tables["sft"].values()] == [["ds/chats"]]
+    assert "chats" in load_registry(config="niels_cache.toml").sft
     assert [each["files"] for each in json.loads(capsys.readouterr().out)["seen"]] == [1, 2]
 
 

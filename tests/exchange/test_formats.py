@@ -59,8 +59,8 @@ def test_every_format_gives_the_same_tokens_back(cache: Path, wide: Path, tmp_pa
 def test_the_usual_size_of_a_file_is_a_number_of_tokens_or_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for format in ("llmc", "npy"):
         monkeypatch.setattr(f"niels_cache_assets.exchange.{format}.SHARD_TOKENS", 1_000)
-        monkeypatch.setitem(formats._FORMATS, format, replace(formats._FORMATS[format], max_tokens=1_000))
-    monkeypatch.setitem(formats._FORMATS, "megatron", replace(formats._FORMATS["megatron"], max_bytes=2_000))
+        monkeypatch.setitem(formats.FORMATS, format, replace(formats.FORMATS[format], max_tokens=1_000))
+    monkeypatch.setitem(formats.FORMATS, "megatron", replace(formats.FORMATS["megatron"], max_bytes=2_000))
     most: dict[str, list[int]] = {}
     for name, fields in (("narrow", {}), ("wide", WIDE)):
         cache = write_documents_cache(tmp_path / name / "notes", DOCUMENTS, **fields)

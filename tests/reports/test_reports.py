@@ -264,7 +264,7 @@ def drawings(project: SmallProject) -> Drawings:
 
 
 def test_the_page_holds_all_it_shows_and_asks_for_nothing(project: SmallProject, drawings: Drawings) -> None:
-    content = render_page(reported(project), drawings, now=NOW)
+    content = render_page(reported(project), drawings, now=NOW, with_samples=True)
     page = Page(content)
     assert len(page.all("svg")) == 2 * len(reported(project).mixtures) + sum(map(len, drawings.values())) > 10
     labels = [attributes["aria-label"] or "" for attributes in page.all("svg")]
@@ -291,14 +291,14 @@ def test_the_page_shows_samples_drops_and_times(project: SmallProject, tmp_path:
     report = reported(project)
     (letters,) = (item for item in report.items if (item.name, item.state.kind) == ("letters", "pretrain"))
     times = {letters.state.directory.absolute(): FolderHistory(seconds=30.25)}
-    page = Page(render_page(replace(report, history=History(source="x", folders=times)), {}, now=NOW))
+    page = Page(render_page(replace(report, history=History(source="x", folders=times)), {}, now=NOW, with_samples=True))
     words = " ".join(page.text.split())
     tokens = letters.counts["train_tokens"] + letters.counts["val_tokens"]
     assert missing(words, "longest: train document", "time of the builds30.2 s", f"{tokens / 30.25:,.0f} tokens per second") == []
     dropped = sum(sum(item.dropped.values()) for item in report.items if item.state.kind in ("pretrain", "sft"))
     assert f"documents and examples dropped{dropped:,}" in words
     elsewhere = replace(report, items=tuple(CacheItem(replace(item.state, directory=tmp_path / "a" / item.name)) for item in report.items))
-    assert "no sample can be shown" in Page(render_page(elsewhere, {}, now=NOW)).text
+    assert "no sample can be shown" in Page(render_page(elsewhere, {}, now=NOW, with_samples=True)).text
 
 
 def test_a_page_draws_only_what_the_last_one_does_not_show(

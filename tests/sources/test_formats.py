@@ -19,6 +19,7 @@ from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.csv import Csv
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import encodings, rows
 from niels_cache_assets.sources.reading.files import SourceFile
@@ -208,6 +209,7 @@ def test_folders_that_datasets_saved_are_read_without_its_caches(tmp_path: Path)
     datasets.DatasetDict(train=saved, test=saved.select([0])).save_to_disk(str(tmp_path), num_shards={"train": 3, "test": 1})
     for name in ("cache-12.arrow", "data-00003-of-00004.arrow"):  # a cache, and a file of a data set that was saved there before
         (tmp_path / "train" / name).write_bytes(as_stream(ROWS))
+    assert not notes_on_source(Arrow(files=[str(tmp_path / "train/*.arrow")]))
     assert [document.text for document in read(Arrow(files=[str(tmp_path / "train")]))[0]] == TEXTS
     with pytest.raises(NielsCacheError, match=r"splits.*train"):
         read(Arrow(files=[str(tmp_path)]))

@@ -76,7 +76,7 @@ def _report_on_caches(registry: Registry, root: Path) -> Report:
     def render() -> str:
         with diagnostics().status("drawing") as status:  # shown only in a terminal
             drawings = draw_report(registry, report, progress=lambda name: status.update(f"drawing {name}"))
-        return render_page(report, drawings, now=time.time())
+        return render_page(report, drawings, now=time.time(), with_samples=True)
 
     lines = [*(f"{notice.name}: {notice.text}" for notice in report.notices), f"{report.complete} of {len(report.expected)} complete"]
     return page_path(root), report.as_json(), render, lines

@@ -43,7 +43,7 @@ print(loader.report(steps=1000))
 
 _CACHE = """Everything that is built: status, size, sha256, checks, and plots of each.
 
-The page is `reports/cache.html`, a single file. `niels-cache report --open` writes the same without Dagster. The
+The page is `reports/cache.html`, a single file. `niels-cache report --open` writes it without Dagster, with excerpts of documents. The
 data version covers everything that is built and the mixtures of runs, but no times or checks.
 
 ```python

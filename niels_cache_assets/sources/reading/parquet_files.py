@@ -259,7 +259,10 @@ class ParquetTable:
         requested = self.columns if columns is None else columns
         outer = self._nested.partition(".")[0].rstrip("[]")
         chosen = list(dict.fromkeys(outer if name == self._nested else name for name in requested))
-        _refuse_repeated(self._name, (path for path in self._repeated if path[0] in chosen))
+        if repeated := [".".join(path) for path in self._repeated if path[0] in chosen]:
+            raise NielsCacheError(
+                f"{self._name}: has more than one column named {' and '.join(map(repr, repeated))}; keep only one of them"
+            )
         first, rows_at_once = 0, 1  # start with one row, in case the sizes in the file are wrong
         for group in range(self._parquet.num_row_groups):
             metadata = self._parquet.metadata.row_group(group)
@@ -350,7 +353,8 @@ def arrow_batches(file: SourceFile, *, most_rows: int, start: int) -> Iterator[t
         is_stream = stream.read(6) != b"ARROW1"  # with which the file format begins
         stream.seek(0)
         reader = ipc.open_stream(stream) if is_stream else ipc.open_file(stream)
-        _refuse_repeated(file.name, _repeated_names(reader.schema))
+        for path in _repeated_names(reader.schema):
+            raise NielsCacheError(f"{file.name}: has more than one column named {'.'.join(path)!r}; keep only one of them")
         for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
             for column in batch.columns:
                 column.view(with_bytes(column.type)).validate(full=True)  # strings need not be UTF-8
@@ -421,11 +425,6 @@ def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> I
             kind = kind.value_type
         if types.is_struct(kind):
             yield from _repeated_names(kind, (*path, field.name))
-
-
-def _refuse_repeated(name: str, paths: Iterable[tuple[str, ...]]) -> None:
-    if repeated := " and ".join(repr(".".join(path)) for path in paths):
-        raise NielsCacheError(f"{name}: has more than one column named {repeated}; rename them, or keep only one")
 
 
 def with_bytes(kind: pa.DataType) -> pa.DataType:
