@@ -17,20 +17,11 @@ from niels_cache_runtime.errors import NielsCacheError
 _DECLARED = re.compile(  # none of two bytes: it was read in ASCII
     rb"""(?i)<(?:meta|\?xml)\b[^>]*?(?:charset|encoding)\s*=\s*["']?(?!utf[_-]?(?:16|32))([\w-]+)"""
 )
-_AS_BROWSERS = {  # larger encodings that pages mean
-    "us-ascii": "cp1252",
-    "latin1": "cp1252",
-    "iso-8859-1": "cp1252",
-    "iso-8859-9": "cp1254",
-    "gb2312": "gbk",
-    "shift_jis": "cp932",
-    "euc-kr": "cp949",
-}
+_AS_BROWSERS = {"us-ascii": "cp1252", "iso-8859-1": "cp1252", "gb2312": "gbk", "shift_jis": "cp932"}  # larger encodings that pages mean
 _EMPTY_TAG = re.compile(
     r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)\b)([a-zA-Z][\w:-]*+)([^<>]*)/>"
 )  # of XHTML; HTML has none
-_CDATA = re.compile(r"(?s)<!\[CDATA\[(.*?)(]]>|\Z)")  # also of XHTML; \Z, because a search for each end that is missing is quadratic
-_SUBSET = re.compile(r"(?i)\A(\s*(?:<\?xml[^>]*>)?\s*<!doctype[^<>\[]*)\[[^\]]*]")  # entities of a DTD
+_CDATA = re.compile(r"<!\[CDATA\[((?:[^<\]]++|<(?!!\[)|](?!]>))*+)]]>")  # also of XHTML
 
 
 class Html(Text):
@@ -64,8 +55,7 @@ class Html(Text):
             declared = _DECLARED.search(data[:2048])
             name = declared[1].decode().lower() if declared and options.encoding == UTF8 else options.encoding
             page, marked = decode(data, encoding_at(data[:4], _AS_BROWSERS.get(name, name) if is_text_encoding(name) else UTF8))
-            page = _SUBSET.sub(r"\1", page.removeprefix("\ufeff"))
-            page = _CDATA.sub(lambda found: escape(found[1]) if found[2] else found[0], page)
+            page = _CDATA.sub(lambda found: escape(found[1]), page.removeprefix("\ufeff"))
             page = _EMPTY_TAG.sub(r"<\1\2></\1>", page)
             texts.append(extract_plain_text(page, skip_elements=self.skipped).strip())
             damaged += marked or ""
