@@ -12,7 +12,7 @@ from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.tokenizer.hub import fetch_model
+from niels_cache_assets.tokenizer.hub import fetch_model, is_complete
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, local_settings, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
@@ -191,10 +191,13 @@ def _origin_of_model(settings: TokenizerSettings, log: Log) -> Meta:
     if name is None:
         log(f"the tokenizer is {settings.model} on this machine{'; revision is only for models of the hub' if settings.revision else ''}")
         return {"imported": Path(str(settings.model)).name}
-    commit = fetch_model(name, settings.revision).parent.name
+    folder = fetch_model(name, settings.revision).parent
+    commit = folder.name
     pin = "" if settings.revision == commit else f'; to use it on every machine, add revision = "{commit}"'
     eot = local_settings(settings).special_tokens["eot"]
     log(f"the tokenizer is {name} of the hub at {commit}{pin}; {eot!r} follows each document")
+    if not is_complete(folder):
+        log(f"{_WARNING}{name}: the hub cannot be reached to list its files, so only those on this machine are used: {folder}")
     return {"imported": name, "revision": commit}
 
 

@@ -99,6 +99,20 @@ def test_four_lines_build_chats_of_a_model(hub: LoopbackHub, run: Run, tmp_path:
     assert run("build-all").count("cache hit in") == 2, "a new commit on main changes nothing here"
 
 
+def test_files_that_something_else_fetched_are_completed_once_the_hub_answers(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+    folder = Path(hub.env["HF_HOME"], "hub/models--meta--llama/snapshots", commit := hub.commit("meta/llama"))
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_bytes(TOKENIZER)
+    (tmp_path / "text.txt").write_text(" ".join(WORDS))
+    keys = f'[tokenizer]\nmodel = "meta/llama"\nrevision = "{commit}"\n[pretrain.text]\nsource = "text"\nfiles = ["text.txt"]\n'
+    (tmp_path / "niels_cache.toml").write_text(keys)
+    for hub.down, side_files in ((True, set()), (False, {"tokenizer_config.json"})):
+        told = run("build-all", "--only", "tokenizer")
+        assert ("only those on this machine" in told) == hub.down
+        files = json.loads((tmp_path / "cache/tokenizer/meta.json").read_text())["files"]
+        assert files.keys() == {"tokenizer.json", *side_files}
+
+
 def test_a_model_that_cannot_be_used_is_refused_in_one_line(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
     code = {"tokenization_qwen.py": LLAMA["tokenization_llama.py"], "qwen.tiktoken": b"IQ== 0\n"}
     hub.repositories |= {"meta/gated": LLAMA, "meta/code": code}
