@@ -120,7 +120,7 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_line(hub: LoopbackHub, ru
     for name, status, facts in [
         ("meta/gated", 2, ("https://huggingface.co/meta/gated", "hf auth login", "licence")),
         ("meta/code", 2, ("no tokenizer.json and no tokenizer.model and no tekken.json", "never run")),
-        ("meta/nothing", 2, ("no such model", "https://huggingface.co/meta/nothing")),
+        ("meta/nothing", 2, ("no such model", "https://huggingface.co/meta/nothing", "correct its path")),
         ("my.model", 2, ("does not exist",)),
         ("models/my.json", 2, ("does not exist",)),
     ]:
