@@ -49,12 +49,11 @@ def fetch_model(name: str, revision: str | None) -> Path:
     with hub_errors(name, revision, repo_type="model", without_hub=without_hub):
         with suppress(LocalEntryNotFoundError):  # which also stands for files that are on the list of the hub, and not here
             folder = download(revision, offline=True)
-        if folder is None or not is_complete(folder):
-            try:
-                folder = download(folder.name if folder else revision)
-            except SourceUnavailableError:
-                if folder is None:
-                    raise
+        if folder is None:
+            folder = download(revision)
+        elif not is_complete(folder):
+            with suppress(SourceUnavailableError):
+                folder = download(folder.name)
     found = [path for file in _MODELS if (path := folder / file).is_file()]
     if not found:
         problem = f"has no {' and no '.join(_MODELS)}; nothing else is read, and code of the hub is never run"

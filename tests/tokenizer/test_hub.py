@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,6 +112,9 @@ def test_files_that_something_else_fetched_are_completed_once_the_hub_answers(hu
         assert ("only those on this machine" in told) == hub.down
         files = json.loads((tmp_path / "cache/tokenizer/meta.json").read_text())["files"]
         assert files.keys() == {"tokenizer.json", *side_files}
+    shutil.rmtree(hub.env["HF_HOME"])
+    hub.close()
+    assert "cache hit in" in run("build-all", "--only", "tokenizer", HF_HUB_OFFLINE="1"), "the built tokenizer is of the pinned commit"
 
 
 def test_a_model_that_cannot_be_used_is_refused_in_one_line(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
