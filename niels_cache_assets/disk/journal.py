@@ -317,15 +317,19 @@ def decode_record(content: bytes) -> JournalRecord | str:
         value = json.loads(text)
         if value.get("format") != _FORMAT:
             return "the journal of the unfinished build is in the format of another version of niels-cache"
-        recorded = _record_type().validate_python({key: value.get(key) for key in JournalRecord._fields})
-    except (ValueError, AttributeError, RecursionError):
+        fields = {key: value.get(key) for key in JournalRecord._fields}
+        fields["sums"] = {name: tuple(pair) for name, pair in fields["sums"].items()}
+        recorded = _record_type().validate_python(fields, strict=True)
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return _UNREADABLE
+    numbers = [recorded.documents, recorded.attempt, *(first for first, _ in recorded.sums.values())]
     is_valid = (
         all(map(_is_file, recorded.finished.values()))
         and recorded.files.keys().isdisjoint(recorded.finished)
         and all(name_problem(name) is None and is_count(size) for name, size in recorded.sizes.items())
         and recorded.sums.keys() <= recorded.files.keys()
-        and all(is_count(first) for first, _ in recorded.sums.values())
+        and 0 <= (recorded.share or 0) <= 1
+        and all(is_count(number) for number in numbers if number is not None)
     )
     return recorded if is_valid else _UNREADABLE
 
