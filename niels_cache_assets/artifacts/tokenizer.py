@@ -66,10 +66,9 @@ class Tokenizer(RootArtifact):
     def finished(self) -> Meta | None:
         try:
             meta = read_meta(self.record_path)
-            sha256 = {name: sha256_file(self.directory / name) for name in (tokenizer_model_name(meta), *meta.get("files", {}))}
-            intact = meta.get("sha256") == sha256[tokenizer_model_name(meta)] and all(
-                sha256[name] == entry["sha256"] for name, entry in meta.get("files", {}).items()
-            )
+            recorded = {tokenizer_model_name(meta): meta.get("sha256")}
+            recorded |= {name: entry["sha256"] for name, entry in meta.get("files", {}).items()}
+            intact = all(sha256_file(self.directory / name) == sha256 for name, sha256 in recorded.items())
         except NielsCacheError:
             return None
         return meta if intact else None
