@@ -27,7 +27,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, BuildJob, Identity, RootArtifact, WriteResult, add_unmatched_ids, corpus_keys
+from niels_cache_assets.artifacts.base import (
+    Artifact,
+    BuildJob,
+    Identity,
+    ReportedProgress,
+    RootArtifact,
+    WriteResult,
+    add_unmatched_ids,
+    corpus_keys,
+)
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
@@ -84,28 +93,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.corpus.chunks import CorpusCounts
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusProgress:
-    """The progress of a corpus.
-
-    Attributes:
-        documents: The number of documents received from the source so far.
-        kept: The number of kept documents.
-        characters: The number of characters of all received documents.
-        share: The share of the source that was read, 0 to 1. Local files count by bytes, remote files by number. None if unknown.
-    """
-
-    documents: int
-    kept: int
-    characters: int
-    share: float | None
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """All fields except the share."""
-        return {"documents": self.documents, "kept": self.kept, "characters": self.characters}
-
-
 @dataclass(frozen=True, kw_only=True)
 class _CorpusState:
     """The state in the journal. The default is that of a new build.
@@ -126,7 +113,6 @@ class Corpus(RootArtifact):
     """The corpus of a data set with `prepare`, or one part of it. A data set with `parts` above 1 has a corpus that joins its parts.
 
     Attributes:
-            1: this process does the work.
         siblings: Returns the pretrain tables by name, for a mixture (see `with_corpus_readers`). `current` does not call it.
         number: The number of the part. None: the whole corpus.
         given: The part in the plan, if the caller has read the plan. None: read the plan when it is needed.
@@ -425,8 +411,9 @@ class Corpus(RootArtifact):
                     state = _CorpusState(counts=counts.state(), reached=reached)
                     journal.record_writer(writer, state, "written", share=reached.share, documents=counts.before.documents)
                     writer.remove_spools()
-                before, after = counts.before, counts.after
-                work.report(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
+                before = counts.before
+                read = {"documents": before.documents, "kept": counts.after.documents, "characters": before.characters}
+                work.report(ReportedProgress(counts=read, share=reached.share))
             by_source = DropReport(context.report.dropped, context.report.facts)
             by_source.join(counts.dropped_by_source)
             if not writer.documents and not self.is_part:
@@ -451,13 +438,13 @@ class Corpus(RootArtifact):
         parts = self.members(plan)
         metas = dict[Path, Meta]()
 
-        def report(part: CorpusProgress) -> None:
+        def report(part: ReportedProgress) -> None:
             work.report(_progress_of_all(metas.values(), part, parts=len(parts)))
 
         def build(part: Corpus, waits: bool) -> None:
             outcome = materialize(part, wait=waits, force=force, on_progress=report, log=work.log, notify=False)
             metas[part.directory] = outcome.meta
-            report(CorpusProgress(0, 0, 0, None))
+            report(ReportedProgress(counts={}, share=None))
 
         with work.lease.uncounted():
             build_free_parts_first(parts, build, log=work.log)
@@ -478,7 +465,7 @@ def _empty_corpus_error(directory: Path, dropped_here: Counter[str], by_source: 
 _ROWS = 1 << 16
 
 
-def _progress_of_all(finished: Collection[Meta], part: CorpusProgress, *, parts: int) -> CorpusProgress:
+def _progress_of_all(finished: Collection[Meta], part: ReportedProgress, *, parts: int) -> ReportedProgress:
     """Return the progress of all parts.
 
     Args:
@@ -486,12 +473,11 @@ def _progress_of_all(finished: Collection[Meta], part: CorpusProgress, *, parts:
         part: The progress of the part that is being built.
         parts: The number of parts.
     """
-    return CorpusProgress(
-        documents=part.documents + sum(meta["documents"]["read"] for meta in finished),
-        kept=part.kept + sum(meta["documents"]["kept"] for meta in finished),
-        characters=part.characters + sum(meta["characters"]["before"] for meta in finished),
-        share=(len(finished) + (part.share or 0.0)) / parts,
-    )
+    counts = Counter(part.counts)
+    for meta in finished:
+        documents = meta["documents"]
+        counts.update(documents=documents["read"], kept=documents["kept"], characters=meta["characters"]["before"])
+    return ReportedProgress(counts=counts, share=(len(finished) + (part.share or 0.0)) / parts)
 
 
 def _join(corpus: Corpus, members: Sequence[tuple[Path, Meta]], work: BuildJob) -> Meta:

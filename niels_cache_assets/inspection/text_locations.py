@@ -28,7 +28,11 @@ _KINDS = {  # by the end of a file's name; the first that fits counts
     "tiktoken.json": "pieces of words",
     "tokenizer/meta.json": "the longest words",
 }
-_FOLDERS = {"/reports/tune/": "excerpts of documents", "/reports/cache.html": "excerpts of documents, if `report` wrote it", ".partial": "an unfinished build"}
+_FOLDERS = {
+    "/reports/tune/": "excerpts of documents",
+    "/reports/cache.html": "excerpts of documents, if `report` wrote it",
+    ".partial": "an unfinished build",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

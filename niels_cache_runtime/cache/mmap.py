@@ -151,8 +151,8 @@ def _tokens_size(path: str | Path, dtype: np.dtype) -> int:
     return state.st_size
 
 
-def open_tokens(path: str | Path, size: int, *, open_file: Callable[[Any], int] = open_regular) -> int:
-    """Open a token file and return its descriptor.
+def map_tokens(address: int, path: str | Path, size: int, open_file: Callable[[Any], int]) -> bool:
+    """Map a token file at a reserved address; see `map_at`.
 
     Raises:
         NielsCacheError: If the file cannot be opened, or no longer has `size` bytes, because another file may have taken its place.
@@ -161,11 +161,15 @@ def open_tokens(path: str | Path, size: int, *, open_file: Callable[[Any], int] 
         descriptor = open_file(path)
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
-    found = os.fstat(descriptor).st_size
-    if found != size:
+    try:
+        found = os.fstat(descriptor).st_size
+        if found != size:
+            raise NielsCacheError(
+                f"{path}: changed from {size} to {found} bytes while it was being opened; open it again when it is complete"
+            )
+        return map_at(address, size, descriptor)
+    finally:
         os.close(descriptor)
-        raise NielsCacheError(f"{path}: changed from {size} to {found} bytes while it was being opened; open it again when it is complete")
-    return descriptor
 
 
 def page_end(size: _Size) -> _Size:
@@ -240,17 +244,11 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int], open_file:
     buffer = reserve_range(sizes)
     address = 0 if buffer is None else ctypes.addressof(buffer)
     for path, size in zip(paths, sizes, strict=True):
-        if not size:
-            continue
-        descriptor = open_tokens(path, size, open_file=open_file)
-        try:
-            if not map_at(address, size, descriptor):
-                code = ctypes.get_errno()
-                if code == errno.ENOMEM:
-                    _require_maps(paths, sum(size > 0 for size in sizes), was_refused=True)
-                raise NielsCacheError(f"{path}: cannot be mapped: {os.strerror(code)}")
-        finally:
-            os.close(descriptor)
+        if size and not map_tokens(address, path, size, open_file):
+            code = ctypes.get_errno()
+            if code == errno.ENOMEM:
+                _require_maps(paths, sum(size > 0 for size in sizes), was_refused=True)
+            raise NielsCacheError(f"{path}: cannot be mapped: {os.strerror(code)}")
         address += page_end(size)
     return buffer
 
@@ -399,11 +397,7 @@ class SlotTokens(MappedTokens):
         """
         size = self._sizes[shard]
         if size:
-            descriptor = open_tokens(path, size, open_file=open_file)
-            try:
-                self._check(map_at(self._address(shard), size, descriptor), path)
-            finally:
-                os.close(descriptor)
+            self._check(map_tokens(self._address(shard), path, size, open_file), path)
         self.readable[shard] = self.shard_lengths[shard]
 
     def fill(self, shard: int, content: bytes) -> None:

@@ -198,10 +198,9 @@ class BatchMaker:
         if not self._fields - {"dataset_ids"}:
             return tensors
         cu = cu_seqlens(boundaries, rows=n, T=self._T)
-        if "document_ids" in self._fields:
-            tensors["document_ids"] = self._send(document_ids(cu, rows=n, T=self._T))
-        if "position_ids" in self._fields:
-            tensors["position_ids"] = self._send(position_ids(cu, rows=n, T=self._T))
+        for name, make in (("document_ids", document_ids), ("position_ids", position_ids)):
+            if name in self._fields:
+                tensors[name] = self._send(make(cu, rows=n, T=self._T))
         if "cu_seqlens" in self._fields:
             tensors["cu_seqlens"] = self._send(cu)
             tensors["max_seqlen"] = max_seqlen(cu)

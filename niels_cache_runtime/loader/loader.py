@@ -41,7 +41,6 @@ from niels_cache_runtime.loader.state import (
     check_worker,
     make_state,
     read_position,
-    state_of_source,
 )
 from niels_cache_runtime.loader.steps import BatchSizes, Position, Steps
 from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin, trace_samples
@@ -481,7 +480,11 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             )
 
     def _source_states(self) -> dict[str, State]:
-        return {name: state_of_source(source) | self._run_order.state_entry(name) for name, source in self._sources.items()}
+        return {
+            name: {"folder": source.folder, "fingerprint": source.fingerprint, "samples": source.samples}
+            | self._run_order.state_entry(name)
+            for name, source in self._sources.items()
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_maker"}

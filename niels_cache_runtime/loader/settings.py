@@ -156,12 +156,12 @@ class LoaderSettings:
     @property
     def lanes(self) -> int:
         """The number of lanes; 1 for an order of the whole split."""
-        return 1 if self.order is None else self.order.lanes
+        return (self.order or Blocks()).lanes
 
     @property
     def machines(self) -> int:
         """The number of machines that divide the lanes; 1 for an order of the whole split."""
-        return 1 if self.order is None or self.order.machines is None else self.order.machines
+        return (self.order or Blocks()).machines or 1
 
     def sample_settings(self) -> dict[str, Any]:
         """Return the settings that decide every sample and its place in the run, as the entries of a state.

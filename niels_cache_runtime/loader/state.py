@@ -19,7 +19,7 @@ from niels_cache_runtime.loader.growth import Epochs
 from niels_cache_runtime.loader.order import ORDER_VERSION
 from niels_cache_runtime.loader.run_order import RunOrder
 from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, name_sources, row_weights, saved_arguments
-from niels_cache_runtime.loader.source import NamedSources, SampleSource
+from niels_cache_runtime.loader.source import NamedSources
 from niels_cache_runtime.loader.steps import BatchSizes, Position, position_from_state, position_to_state
 
 FORMAT = "niels_cache_runtime.TokenLoader"
@@ -75,11 +75,6 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
         "sources": dict(sources),
         "names": list(sources),
     }
-
-
-def state_of_source(source: SampleSource) -> State:
-    """Return what a state records of a source."""
-    return {"folder": source.folder, "fingerprint": source.fingerprint, "samples": source.samples}
 
 
 def check_values(state: Any) -> None:

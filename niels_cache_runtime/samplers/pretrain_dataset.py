@@ -93,12 +93,9 @@ class PretrainTokenStreamDataset(NamesArguments):
         Raises:
             NielsCacheError: If B is not a positive whole number.
         """
-        windows = draw_uniform(self.total_windows, B=B, generator=generator)
-        return self._pairs.pairs(self._reader.read(self._positions(windows)))
-
-    def _positions(self, windows: Ints) -> Ints:
-        """Return the positions in the mapped range for window numbers, which count the windows of all shards in order, from 0."""
-        return windows + self._shard_offsets[self._window_ends.searchsorted(windows, side="right")]
+        windows = draw_uniform(self.total_windows, B=B, generator=generator)  # their numbers in all shards
+        positions = windows + self._shard_offsets[self._window_ends.searchsorted(windows, side="right")]
+        return self._pairs.pairs(self._reader.read(positions))
 
     def __getstate__(self) -> dict[str, Any]:
         settings = {"shards_dir": self._location.given, "T": self.T, "device": str(self.device), "remote": self._location.remote}

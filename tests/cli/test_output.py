@@ -14,7 +14,7 @@ from typing import get_args
 import pytest
 from rich.console import Console
 
-from niels_cache_assets.artifacts.corpus import CorpusProgress
+from niels_cache_assets.artifacts.base import ReportedProgress
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.cli import command as exit_codes
 from niels_cache_assets.cli import main, progress
@@ -215,9 +215,9 @@ def test_nothing_is_guessed_without_a_share_or_before_the_second_report() -> Non
     assert told(Progress(documents=2, tokens=3_000, share=None), pace, 2.0) == "2 documents, 3.0k tokens, 1.0k tokens/s"
     assert told(Progress(documents=2, tokens=3_000, share=0.5), pace, 2.0) == "50%, 2 documents, 3.0k tokens, 1.0k tokens/s, 0:02 left"
     corpus = SpeedMeter()
-    first = told(CorpusProgress(documents=10, kept=9, characters=5_000, share=0.1), corpus, 0.0)
+    first = told(ReportedProgress(counts={"documents": 10, "kept": 9, "characters": 5_000}, share=0.1), corpus, 0.0)
     assert first == "10%, 10 documents, 9 kept, 5.0k characters"
-    assert told(CorpusProgress(documents=30, kept=25, characters=15_000, share=0.3), corpus, 4.0) == (
+    assert told(ReportedProgress(counts={"documents": 30, "kept": 25, "characters": 15_000}, share=0.3), corpus, 4.0) == (
         "30%, 30 documents, 25 kept, 15.0k characters, 2.5k characters/s, 0:14 left"
     )
 
@@ -236,7 +236,9 @@ def test_a_bar_has_share_speed_time_left_and_the_memory_of_this_process_until_it
     listener.started("notes", "pretrain")
     listener.logged("notes", "DEBUG: only for the log")
     for now[0], share in ((0.0, 0.1), (4.0, 0.3)):
-        listener.progressed("notes", CorpusProgress(documents=30, kept=25, characters=round(50_000 * share), share=share))
+        listener.progressed(
+            "notes", ReportedProgress(counts={"documents": 30, "kept": 25, "characters": round(50_000 * share)}, share=share)
+        )
     line = shown()
     for part in ("notes", "30%", "25 kept", "2.5k characters/s, 0:14 left", "512.0 MB"):
         assert part in line

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts import corpus
-from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.corpus import Corpus, CorpusProgress
+from niels_cache_assets.artifacts.base import Outcome, ReportedProgress
+from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
@@ -221,14 +221,17 @@ def test_a_part_that_another_process_has_comes_last(tmp_path: Path, monkeypatch:
 
 def test_progress_is_that_of_all_parts(tmp_path: Path) -> None:
     write_texts(tmp_path)
-    registry, told = registry_of(tmp_path, 3), list[CorpusProgress]()
+    registry, told = registry_of(tmp_path, 3), list[ReportedProgress]()
     meta = prepare(registry, tmp_path / "cache", on_progress=told.append)
     assert [each.share for each in told] == sorted(each.share or 0.0 for each in told)
     assert len(told) > 15
     documents, characters = meta["documents"], meta["characters"]["before"]
-    assert told[-1] == CorpusProgress(documents["read"], documents["kept"], characters, 1.0)
-    together = corpus._progress_of_all([meta], CorpusProgress(4, 3, 50, 0.5), parts=3)
-    assert together == CorpusProgress(documents["read"] + 4, documents["kept"] + 3, characters + 50, 0.5)
+    counts = {"documents": documents["read"], "kept": documents["kept"], "characters": characters}
+    assert told[-1] == ReportedProgress(counts=counts, share=1.0)
+    part = ReportedProgress(counts=dict(zip(counts, (4, 3, 50), strict=True)), share=0.5)
+    together = corpus._progress_of_all([meta], part, parts=3)
+    assert together == ReportedProgress(counts={unit: count + part.counts[unit] for unit, count in counts.items()}, share=0.5)
+    assert [*together.counts] == [*counts]  # the speed is that of the last unit
 
 
 def test_without_hard_links_the_documents_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

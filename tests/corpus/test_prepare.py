@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.corpus import CorpusProgress
+from niels_cache_assets.artifacts.base import Outcome, ReportedProgress
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.cleaning.chain import Cleaner
@@ -59,13 +58,13 @@ def registry(tmp_path: Path) -> Registry:
 class Prepared(NamedTuple):
     registry: Registry
     outcome: Outcome
-    reports: list[CorpusProgress]
+    reports: list[ReportedProgress]
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     """A corpus of the mixed texts, for tests that only look at it."""
-    folder, reports = tmp_path_factory.mktemp("prepared"), list[CorpusProgress]()
+    folder, reports = tmp_path_factory.mktemp("prepared"), list[ReportedProgress]()
     registry = corpus_registry(folder, {"notes": mixed_texts()})
     return Prepared(registry, prepare_corpus(registry, "notes", root=folder, processes=1, on_progress=reports.append), reports)
 
@@ -231,9 +230,9 @@ def test_a_data_set_that_is_switched_off_is_left_alone(tmp_path: Path) -> None:
 def test_progress_counts_what_was_read_and_what_stays(prepared: Prepared) -> None:
     _, outcome, reports = prepared
     assert len(reports) > 1
-    assert [report.documents for report in reports] == sorted(report.documents for report in reports)
-    assert (reports[-1].documents, reports[-1].kept) == (outcome.meta["documents"]["read"], outcome.meta["documents"]["kept"])
-    assert reports[-1].characters == outcome.meta["characters"]["before"]
+    assert [report.counts["documents"] for report in reports] == sorted(report.counts["documents"] for report in reports)
+    documents, characters = outcome.meta["documents"], outcome.meta["characters"]
+    assert reports[-1].counts == {"documents": documents["read"], "kept": documents["kept"], "characters": characters["before"]}
     shares = [report.share for report in reports if report.share is not None]
     assert len(shares) > 1
     assert shares == sorted(shares)

@@ -11,8 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.corpus import CorpusProgress
+from niels_cache_assets.artifacts.base import Outcome, ReportedProgress
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
@@ -211,7 +210,7 @@ OBSERVED: list[tuple[str, list[str], Callable[[int], BuildProgress], dict[str, f
     (
         "corpus/notes",
         ["corpus", "documents"],
-        lambda second: CorpusProgress(documents=second, kept=second, characters=2000 * second, share=second / 50),
+        lambda second: ReportedProgress(counts={"documents": second, "kept": second, "characters": 2000 * second}, share=second / 50),
         {"documents": 10, "kept": 10, "characters": 20_000, "characters_per_second": 2000, "share": 0.2, "eta_seconds": 40},
         "corpus/notes: 20%, 10 documents, 10 kept, 20.0k characters, 2.0k characters/s, 0:40 left",
     ),

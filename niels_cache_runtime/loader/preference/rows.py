@@ -60,7 +60,9 @@ class PackedPairs(PackedExamples):
             "truncated_tokens": int(cut.sum()),
             "dropped": {reason: count for reason, count in counts.items() if count},
         }
-        return [replace(_selected(sides, whole[side :: len(SIDES)]), **counted) for side in range(len(SIDES))]
+        arrays = {name: value[whole] for name, value in vars(sides).items() if isinstance(value, np.ndarray)}
+        by_side = ({name: value[side :: len(SIDES)] for name, value in arrays.items()} for side in range(len(SIDES)))
+        return [replace(sides, **own, **counted) for own in by_side]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -101,8 +103,3 @@ def side_of(source: SampleSource, side: Side | None) -> SampleSource:
     if side not in (None, *SIDES):
         raise NielsCacheError(f"side={side!r}: must be {' or '.join(map(repr, SIDES))}")
     return source.rejected if side == SIDES[1] else source
-
-
-def _selected(kept: KeptExamples, chosen: Ints) -> KeptExamples:
-    arrays: dict[str, Any] = {name: value[chosen] for name, value in vars(kept).items() if isinstance(value, np.ndarray)}
-    return replace(kept, **arrays)
