@@ -116,6 +116,31 @@ def test_the_delimiter_of_a_csv_file_is_logged_once_and_counts_only_if_it_is_set
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b"\xef\xbb\xbf\r\n\nid,text\n1,x|y\n"),
+        ("a.csv", b"sep=;\r\nid;text\r\n1;x|y\r\n"),
+        ("a.csv", b'Ort, Land;"id";text\n2;1;x|y\n'),
+        ("a.tsv", b"id\ttext\ta, b, c; d\n1\tx|y\t\n"),
+    ],
+)
+def test_blank_lines_a_line_of_excel_and_other_delimiters_before_records(tmp_path: Path, name: str, content: bytes) -> None:
+    assert [document.text for document in read(Csv(files=one_file(tmp_path, name, content)))[0]] == ["x|y"]
+
+
+@pytest.mark.parametrize("text", ["{} of the rows", '"{}, ""quoted""\nrow"'])
+def test_a_csv_record_that_damage_cuts_is_left_out(tmp_path: Path, text: str) -> None:
+    lines = [f"{text.format(number)},{number * 7919 % 1009}\n" for number in range(3000)]
+    whole = gzip.compress(("text,n\n" + "".join(lines)).encode())
+    texts = []
+    for content in (whole, whole[: len(whole) // 2]):
+        source = Csv(files=one_file(tmp_path, "a.csv.gz", content), keep_damaged=True)
+        texts.append([document.text for document in read(source)[0]])
+    assert 100 < len(texts[1]) < 2900
+    assert texts[1] == texts[0][: len(texts[1])]
+
+
+@pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("a.csv", b"text,n\na,1\nb,1,2\n", ("record 2", "3 values", "2 columns")),
@@ -123,7 +148,11 @@ def test_the_delimiter_of_a_csv_file_is_logged_once_and_counts_only_if_it_is_set
         ("a.json", b'[{"text": "a"}, {"text": "b"}', ("item 3",)),
         ("a.json", b'[{"text": "a"}, 5]', ("item 2", "int", "object")),
         ("a.json", b'[{"text": "a"}] [1]', ("item 2",)),
+        ("a.csv", b'text,n\na,1\n"b,1\n' + b"c,1\n" * 300_000, ("line 3", "1 MiB")),
+        ("a.csv", "größe,text\n1,a\n".encode("latin-1"), ("header", "utf-8", "encoding")),
         ("a.json", b"[" * 100_000, ("item 1", "nested")),
+        ("a.json", b'[{"text": "a"}, {"text": "b", "n": ' + b"1" * 5000 + b"}]", ("item 2", "4300 digits")),
+        ("a.json", b'[{"text": "' + b"a" * 1_500_000 + b'"}]', ("item 1", "1 MiB", "max_document_mib")),
         ("a.json", b'[{"text": "' + b"a" * 3_000_000 + b'"}]', ("item 1", "1 MiB", "max_document_mib")),
         ("a.arrow", as_stream(ROWS)[:-300], ("a.arrow",)),
         ("a.arrow", b"text\n", ("not a file of Arrow",)),
