@@ -224,7 +224,7 @@ def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
         return DetectedKind("pretrain", named or "text")
     if path.lower().endswith(".json") and _is_roam_export(path):
         return DetectedKind("pretrain", "roam")
-    rows = _first_rows(path)
+    rows = [row for _, row in first_rows(file_rows(SourceFile(path, path)), ROWS)]
     if not rows:
         return None
     try:
@@ -237,27 +237,18 @@ def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
     return DetectedKind("pretrain", named, (("text_field", _text_field(path, rows, text_field)),))
 
 
-def _first_rows(path: str) -> list[dict[str, Any]]:
-    return [row for _, row in first_rows(file_rows(SourceFile(path, path)), ROWS)]
-
-
-def _whole_json(path: str) -> Any:
-    """Return the value of a whole JSON file, or None if the file is too large, invalid or not a regular file."""
-    if not os.path.isfile(path) or os.path.getsize(path) > _MAX_JSON:
-        return None
-    try:
-        with file_errors(SourceFile(path, path)), open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except (ValueError, RecursionError):
-        return None
-
-
 def _is_roam_export(path: str) -> bool:
     """Return whether a file is a list of pages with titles, of which at least one has blocks.
 
-    Lists that are not Roam exports have no blocks.
+    Lists that are not Roam exports have no blocks. A file that is too large, invalid or not a regular file is none.
     """
-    pages = _whole_json(path)
+    if not os.path.isfile(path) or os.path.getsize(path) > _MAX_JSON:
+        return False
+    try:
+        with file_errors(SourceFile(path, path)), open(path, encoding="utf-8") as file:
+            pages = json.load(file)
+    except (ValueError, RecursionError):
+        return False
     return is_export(pages) and any(isinstance(page, dict) and isinstance(page.get("children"), list) for page in pages)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import io
-import itertools
 import json
 import os
 import posixpath
@@ -19,7 +18,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -306,7 +305,7 @@ def _exists(filesystem: Any, path: str) -> bool:
 
 def _fixed_folder(pattern: str) -> str:
     """Return the folders of a pattern that come before its first wildcard."""
-    fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1]))
+    fixed = list(takewhile(lambda part: not glob.has_magic(part), pattern.split("/")[:-1]))
     return "/".join(fixed) or "/"
 
 

@@ -12,7 +12,6 @@ What the rows mean is up to the sources.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -207,7 +206,6 @@ class ParquetTable:
         schema = self._parquet.schema_arrow
         self.rows: int = self._parquet.metadata.num_rows
         self.columns: dict[str, pa.DataType] = {field.name: _plain_type(field.type) for field in schema}
-        self._repeated = [*_repeated_names(schema)]
         self._nested = ""
         leaves = map(self._parquet.schema.column, range(len(self._parquet.schema)))
         texts = [re.sub(r"\.list\.\w+", "", leaf.path) for leaf in leaves if leaf.physical_type in _BYTES]
@@ -259,7 +257,7 @@ class ParquetTable:
         requested = self.columns if columns is None else columns
         outer = self._nested.partition(".")[0].rstrip("[]")
         chosen = list(dict.fromkeys(outer if name == self._nested else name for name in requested))
-        if repeated := [".".join(path) for path in self._repeated if path[0] in chosen]:
+        if repeated := [".".join(path) for path in _repeated_names(self._parquet.schema_arrow) if path[0] in chosen]:
             raise NielsCacheError(
                 f"{self._name}: has more than one column named {' and '.join(map(repr, repeated))}; keep only one of them"
             )
@@ -366,7 +364,7 @@ def arrow_batches(file: SourceFile, *, most_rows: int, start: int) -> Iterator[t
                 size = max(1, min(2 * size, most_rows, _AVERAGE_BYTES * len(decoded) // max(decoded.nbytes, 1)))
             first += len(batch)
         if is_stream:
-            stream.seek(-8, os.SEEK_END)
+            stream.seek(-8, 2)  # from the end
             if stream.read() != b"\xff\xff\xff\xff\0\0\0\0":
                 raise pa.ArrowInvalid("it lacks the end marker, so rows may be missing")
 
@@ -408,9 +406,9 @@ def as_strings(column: pa.Array) -> pa.Array:
 
     if not is_bytes_type(column.type):
         return column
-    if not (types.is_binary(column.type) or types.is_large_binary(column.type)):
-        column = column.cast(pa.large_binary())
-    return column.view(pa.string() if types.is_binary(column.type) else pa.large_string())
+    if types.is_binary(column.type):
+        return column.view(pa.string())
+    return column.cast(pa.large_binary()).view(pa.large_string())
 
 
 def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
