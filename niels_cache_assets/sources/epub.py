@@ -59,7 +59,7 @@ def _spine(book: ZipFile, name: str, limit: int) -> Iterator[bytes]:
         if "ml" in item.get("media-type", "xml")  # XHTML, HTML, SVG
     }
     for item in items:
-        pages.setdefault(item.get("id"), pages.get(item.get("fallback")))  # None for a picture
+        pages.setdefault(item.get("id"), pages.get(item.get("fallback"), ""))  # "" for a picture
     names = [reference.get("idref") for reference in package.findall(".//{*}itemref")]
     encrypted = read("META-INF/encryption.xml").decode() if "META-INF/encryption.xml" in book.namelist() else ""  # may name only fonts
     for path in dict.fromkeys(filter(None, map(pages.get, names))):

@@ -17,7 +17,7 @@ from niels_cache_runtime.errors import NielsCacheError
 _DECLARED = re.compile(  # none of two bytes: it was read in ASCII
     rb"""(?i)<(?:meta|\?xml)\b[^>]*?(?:charset|encoding)\s*=\s*["']?(?!utf[_-]?(?:16|32))([\w-]+)"""
 )
-_AS_BROWSERS = {"us-ascii": "cp1252", "iso-8859-1": "cp1252", "gb2312": "gbk", "shift_jis": "cp932"}  # larger encodings that pages mean
+_AS_BROWSERS = {"us-ascii": "cp1252", "iso-8859-1": "cp1252", "gb2312": "gbk"}  # larger encodings that pages mean
 _EMPTY_TAG = re.compile(
     r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)\b)([a-zA-Z][\w:-]*+)([^<>]*)/>"
 )  # of XHTML; HTML has none

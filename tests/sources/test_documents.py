@@ -77,7 +77,7 @@ def test_a_page_is_read_as_browsers_read_it(tmp_path: Path, page: bytes, text: s
     assert not context.report.facts
 
 
-@pytest.mark.parametrize("part", ["<" + "a" * 200_000, "<![CDATA[" * 20_000])
+@pytest.mark.parametrize("part", ["<" + "a" * 50_000, "<![CDATA[" * 20_000])
 def test_a_page_of_what_never_ends_is_read_at_once(tmp_path: Path, part: str) -> None:
     files = one_file(tmp_path, "a.html", f"<p>text<p>{part}".encode())
     before = time.process_time()
