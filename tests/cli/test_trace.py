@@ -190,7 +190,7 @@ def test_a_step_is_traced_on_the_ranks_it_ran_on(run: Run, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("--step", "-1"), ("--step: ", "at least 0", "-1")),
+        (("--step", "-1"), ("--step: ", "at least 0", "-1", "counted from 0")),
         (("--step", "1", "--row", "4"), ("row=4: step 1", "0 to 3")),
         (("--step", "1", "--row", "0", "--column", str(T + 1)), (f"column={T + 1}: ", f"0 to {T}")),
         (("--step", "1", "--column", "3"), ("--column 3: ", "--row")),

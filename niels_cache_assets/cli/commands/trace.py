@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
     from niels_cache_runtime.loader.trace import BatchTrace
 
     if arguments.step < 0:
-        raise NielsCacheError(f"{WHERE}: --step {arguments.step}: must be at least 0; steps are counted from 0")
+        raise NielsCacheError(f"{WHERE}: --step: must be at least 0, not {arguments.step}; steps are counted from 0")
     if arguments.column is not None and arguments.row is None:
         raise NielsCacheError(f"{WHERE}: --column {arguments.column}: needs a row; add --row")
     state = read_loader_state(arguments.state)
