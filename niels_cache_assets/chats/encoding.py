@@ -201,8 +201,6 @@ class ChatEncoder:
 
 def _is_subsequence(tokens: Sequence[int], allowed: Sequence[int]) -> bool:
     """Return whether all tokens are in `allowed`, in the same order."""
-    if tokens == allowed:
-        return True
     rest = iter(allowed)
     return all(token in rest for token in tokens)
 

@@ -49,8 +49,6 @@ def bands_for_recall(threshold: float, num_perm: int) -> tuple[int, int]:
     few, the one with the most rows wins, because it compares the fewest pairs. If every choice misses more, the result is bands of one row.
     The result is 16 x 8 for 0.85 and 128 slots.
     """
-    if not 0 < threshold < 1:
-        raise NielsCacheError(f"a similarity threshold is between 0 and 1, not {threshold}")
     choices = ((num_perm // rows, rows) for rows in range(num_perm, 0, -1))
     return next(((bands, rows) for bands, rows in choices if (1 - threshold**rows) ** bands <= MAX_MISSED), (num_perm, 1))
 

@@ -203,7 +203,7 @@ def _canonical(texts: Sequence[str]) -> tuple[Bytes, Ints]:
 def _canonicalized(texts: Sequence[str]) -> tuple[Bytes, Ints, Bools]:
     """Return the result of `canonical_kernels.canonicalize`: canonical texts, their ends, and which texts must still be composed."""
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-    source = np.frombuffer(encoded[0] if len(encoded) == 1 else b"".join(encoded), dtype=np.uint8)
+    source = np.frombuffer(b"".join(encoded), dtype=np.uint8)  # one text is not copied
     return _canonicalize(source, np.cumsum([len(text) for text in encoded], dtype=np.int64))
 
 

@@ -226,8 +226,6 @@ WEIGHT_KEYS = frozenset({"weight", "train", "training", "trainable", "loss", "lo
 
 def masked_messages(messages: Sequence[AnyMessage], *, first: int = 0) -> frozenset[int]:
     """Return the indices of the assistant messages, from index `first` on, that are marked as not to be trained on."""
-    if all(map(WEIGHT_KEYS.isdisjoint, messages)):
-        return frozenset()
     return frozenset(
         number
         for number, message in enumerate(messages)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import wraps
 from hashlib import sha256
+from math import prod
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -93,13 +94,10 @@ def _growth(component: Any) -> float:
     """Return how many characters a component may make of one character."""
     if not isinstance(component, dict):
         return 1.0
-    growth = 1.0
-    for part in (each for name in _PARTS for each in component.get(name) or ()):
-        growth *= _growth(part)
+    growth = prod(_growth(part) for name in _PARTS for part in component.get(name) or ())
     content, pattern = component.get("content"), component.get("pattern")
     if isinstance(content, str):  # of a Replace
-        plain = pattern.get("String") if isinstance(pattern, dict) else None
-        regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+        plain, regex = map(pattern.get, ("String", "Regex")) if isinstance(pattern, dict) else (None, None)
         least = len(plain) if isinstance(plain, str) else int(isinstance(regex, str) and not _MAY_BE_EMPTY.search(regex))
         growth *= max(1.0, len(content) / least) if least else 1.0 + len(content)
     if isinstance(prepended := component.get("prepend"), str):

@@ -26,7 +26,7 @@ def nfc_with_spans(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, li
     A character of the result belongs to a span if part of it was in the span, just as a token does that is partly in a span.
     """
     normalized = nfc(text)
-    if normalized is text or normalized == text:
+    if normalized == text:
         return normalized, list(spans)
     bounds = {position: _cuts_around(text, position) for span in spans for position in span}
     cuts = sorted({0, len(text), *(cut for pair in bounds.values() for cut in pair)})
