@@ -18,14 +18,7 @@ from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import (
-    FAMILIES,
-    TOKENIZER_MODEL_NAMES,
-    built_names,
-    dataset_dir,
-    tokenizer_dir,
-    tokenizer_model_name,
-)
+from niels_cache_runtime.format.layout import FAMILIES, TOKENIZER_MODEL_NAMES, built_names, dataset_dir, tokenizer_dir, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
 
 CODE_VERSION = "1"
