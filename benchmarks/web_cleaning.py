@@ -88,7 +88,7 @@ def measure(number: int) -> dict[str, float]:
     for name, compiled in (("chain", True), ("chain, before the compiled loops", False)):
         found[name] = per_second(Cleaner(settings, compiled=compiled).clean, long, megabytes)
     found["normalize"] = per_second(lambda text: normalizers.normalize(text, compiled=True), texts, megabytes)
-    found["quick checks"] = per_second(lambda text: quick_checks.passing_filters(text, settings, filters.BULLETS), texts, megabytes)
+    found["quick checks"] = per_second(lambda text: quick_checks.passing_filters(text, settings), texts, megabytes)
     for reason, judge in filters.FILTERS:
         found[reason] = per_second(lambda document, judge=judge: judge(filters.DocumentFacts(document, settings)), long, megabytes)  # type: ignore[misc]
     return {**found, "kept": sum(map(clean, starts))}

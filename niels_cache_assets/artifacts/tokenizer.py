@@ -12,13 +12,21 @@ from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.tokenizer.hub import fetch_model
-from niels_cache_assets.tokenizer.kinds import LIBRARIES, local_settings, open_configured_model
+from niels_cache_assets.sources.errors import SourceUnavailableError
+from niels_cache_assets.tokenizer.hub import fetch_model, is_complete
+from niels_cache_assets.tokenizer.kinds import LIBRARIES, built_model, local_settings, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, TOKENIZER_MODEL_NAMES, built_names, dataset_dir, tokenizer_dir, tokenizer_model_name
+from niels_cache_runtime.format.layout import (
+    FAMILIES,
+    TOKENIZER_MODEL_NAMES,
+    built_names,
+    dataset_dir,
+    tokenizer_dir,
+    tokenizer_model_name,
+)
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
 
 CODE_VERSION = "1"
@@ -59,15 +67,22 @@ class Tokenizer(RootArtifact):
     def finished(self) -> Meta | None:
         try:
             meta = read_meta(self.record_path)
-            recorded = {tokenizer_model_name(meta): meta.get("sha256")}
-            recorded |= {name: entry["sha256"] for name, entry in meta.get("files", {}).items()}
+            recorded = {name: entry["sha256"] for name, entry in meta.get("files", {}).items()}
+            recorded[tokenizer_model_name(meta)] = meta.get("sha256")
             intact = all(sha256_file(self.directory / name) == sha256 for name, sha256 in recorded.items())
         except NielsCacheError:
             return None
         return meta if intact else None
 
     def identity(self, revision: str | None = None) -> Identity:
-        settings = local_settings(self.registry.tokenizer)
+        settings = self.registry.tokenizer
+        try:
+            settings = local_settings(settings)
+        except SourceUnavailableError:  # the files of a pinned commit never change, and the build has copied them
+            meta = self.finished()
+            if meta is None or meta.get("revision", "") != settings.revision:
+                raise
+            settings = local_settings(settings, built_model(self.directory))
         if settings.model is not None:
             identity = _identity_of_model(settings, settings.model)
         else:
@@ -183,39 +198,37 @@ def _origin_of_model(settings: TokenizerSettings, log: Log) -> Meta:
     if name is None:
         log(f"the tokenizer is {settings.model} on this machine{'; revision is only for models of the hub' if settings.revision else ''}")
         return {"imported": Path(str(settings.model)).name}
-    commit = fetch_model(name, settings.revision).parent.name
+    folder = fetch_model(name, settings.revision).parent
+    commit = folder.name
     pin = "" if settings.revision == commit else f'; to use it on every machine, add revision = "{commit}"'
     eot = local_settings(settings).special_tokens["eot"]
     log(f"the tokenizer is {name} of the hub at {commit}{pin}; {eot!r} follows each document")
+    if not is_complete(folder):
+        log(f"{_WARNING}{name}: the hub cannot be reached to list its files, so only those on this machine are used: {folder}")
     return {"imported": name, "revision": commit}
 
 
 def _identity_of_model(settings: TokenizerSettings, model: str) -> Identity:
-    """Return everything that decides an imported tokenizer. The model is not loaded."""
-    file = _require_readable(settings, model)
+    """Return everything that decides an imported tokenizer. The model is not loaded.
+
+    Raises:
+        NielsCacheError: If it does not exist.
+    """
+    kind = settings.model_kind
+    file = json_file(model) if kind == "tokenizer.json" else Path(model)
+    if not file.is_file():
+        raise NielsCacheError(f"{model}: no such tokenizer model; correct [tokenizer] model (--tokenizer-model)")
     identity: Identity = {"model_sha256": sha256_file(file), "special_tokens": settings.special_tokens}
-    if settings.model_kind == "sentencepiece":
+    if kind == "sentencepiece":
         return identity
-    identity["model_kind"] = settings.model_kind
-    if settings.model_kind == "tokenizer.json":
+    identity["model_kind"] = kind
+    if kind == "tokenizer.json":
         return {**identity, "side_files": {path.name: sha256_file(path) for path in side_files(model)}}
     if settings.normalize is not None:
         identity["normalize"] = settings.normalize
     if settings.pattern is not None:
         return {**identity, "pattern": settings.pattern}
     return {**identity, "encoding": settings.encoding or file.stem}
-
-
-def _require_readable(settings: TokenizerSettings, model: str) -> Path:
-    """Return the path of the model's file.
-
-    Raises:
-        NielsCacheError: If it does not exist.
-    """
-    path = json_file(model) if settings.model_kind == "tokenizer.json" else Path(model)
-    if not path.is_file():
-        raise NielsCacheError(f"{model}: no such tokenizer model; correct [tokenizer] model (--tokenizer-model)")
-    return path
 
 
 def _table(trained_on: dict[str, Any], key: str) -> dict[str, Any]:

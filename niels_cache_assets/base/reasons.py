@@ -191,9 +191,9 @@ def require_known(reason: str) -> None:
         raise ValueError(f"{reason!r} is not a drop reason; docs/drop_reasons.md lists them")
 
 
-def reasons_of(stage: Stage) -> tuple[str, ...]:
-    """Return the reasons of a stage, in the order of the table."""
-    return tuple(name for name, row in DROP_REASONS.items() if stage in row.stages)
+def reasons_of(*stages: Stage) -> tuple[str, ...]:
+    """Return the reasons of these stages, in the order of the table."""
+    return tuple(name for name, row in DROP_REASONS.items() if {*stages} & {*row.stages})
 
 
 def is_asked(reason: str) -> bool:

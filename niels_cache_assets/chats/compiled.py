@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 WORD = "zq"  # the beginning of neutral words
-TAG = re.compile(r"</?\w+>|\[/?\w+\]")
+TAG = re.compile(r"(</?\w+>|\[/?\w+\])")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
@@ -44,9 +44,7 @@ class NeutralWords:
     def _of_text(self, text: str) -> str:
         if not self._tags or ("<" not in text and "[" not in text):
             return self._word(text)
-        pieces = TAG.split(text)
-        tags = [tag if tag in self._tags else self._word(tag) for tag in TAG.findall(text)]
-        return "".join(piece for pair in zip(map(self._word, pieces), [*tags, ""], strict=True) for piece in pair)
+        return "".join(piece if piece in self._tags else self._word(piece) for piece in TAG.split(text))  # texts and tags in turn
 
     def _word(self, text: str) -> str:
         return text if not text or text.isspace() else self._words.setdefault(text, f"{WORD}{len(self._words)}q")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Set
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning.filters import BULLETS, FILTERS, DocumentFacts, RejectedDocument
+from niels_cache_assets.cleaning.filters import FILTERS, DocumentFacts, RejectedDocument
 from niels_cache_assets.cleaning.masks import mask, mask_examples
 from niels_cache_assets.cleaning.measures import UNKNOWN_LANGUAGE, measure
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
@@ -53,7 +53,7 @@ class Cleaner:
         if title is not None and self.settings.mask:
             title, _ = mask(title, self.settings.mask)
         facts = DocumentFacts(document._replace(text=masked, title=title, source_id=source_id, file=file), self.settings)
-        proven = passing_filters(facts.text, self.settings, BULLETS) if compiled else set()
+        proven = passing_filters(facts.text, self.settings) if compiled else set()
         result = self._apply_filters(facts, self._skip | proven)
         if report is not None:
             language = None

@@ -306,9 +306,7 @@ def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:
     """
     counts = Counter(zip(*(words[start:] for start in range(size)), strict=False))
     most = max(counts.values(), default=0)
-    if most < 2:
-        return 0, sum(map(len, words))
-    longest = max(sum(map(len, ngram)) for ngram, count in counts.items() if count == most)
+    longest = max(sum(map(len, ngram)) for ngram, count in counts.items() if count == most) if most > 1 else 0
     return most * longest, sum(map(len, words))
 
 

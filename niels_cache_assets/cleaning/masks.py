@@ -178,7 +178,7 @@ def _addresses(text: str) -> Iterator[Span]:
                 yield one.span()
     if "::" in text or text.count(":") >= 7:
         for found in _IPV6.finditer(text):
-            literal = found.group().rstrip(":") if not found.group().endswith("::") else found.group()
+            literal = found[0] if found[0].endswith("::") else found[0].rstrip(":")
             try:
                 address6 = IPv6Address(literal)
             except ValueError:
@@ -190,7 +190,7 @@ def _addresses(text: str) -> Iterator[Span]:
 def _phones(text: str) -> Iterator[Span]:
     for pattern in _PHONES:
         for found in pattern.finditer(text):
-            name = "value" if "value" in pattern.groupindex else 0
+            name = found.lastgroup or 0  # "value", if the pattern has such a group
             digits = sum(character.isdigit() for character in found[name])
             if digits in _DIGITS or name:
                 yield found.span(name)
@@ -200,7 +200,7 @@ def _keys(text: str) -> Iterator[Span]:
     if any(beginning in text for beginning in _KEY_BEGINNINGS):
         for pattern in _KEYS:
             for found in pattern.finditer(text):
-                yield found.span("value" if "value" in pattern.groupindex else 0)
+                yield found.span(found.lastgroup or 0)
 
 
 _FINDERS: dict[str, Callable[[str], Iterator[Span]]] = dict(zip(MASKS, (_emails, _addresses, _phones, _keys), strict=True))

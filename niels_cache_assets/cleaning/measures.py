@@ -108,13 +108,10 @@ class RuleLimit(NamedTuple):
 
         A rule that drops above its limit keeps steps up to 0; any other rule keeps steps from 0 on.
         """
-        steps = (value - self.limit) / self.step
-        found = math.ceil(steps) if self.side == "above" else math.floor(steps)
-        if self.side == "above":
-            found = max(found, 1) if value > self.limit else min(found, 0)
-        else:
-            found = min(found, -1) if value < self.limit else max(found, 0)
-        return max(-STEPS, min(STEPS, found))
+        sign = 1 if self.side == "above" else -1
+        beyond = sign * (value - self.limit)  # above 0 on the side where documents are dropped
+        found = math.ceil(beyond / self.step)
+        return sign * max(-STEPS, min(STEPS, max(found, 1) if beyond > 0 else min(found, 0)))
 
     def is_dropped(self, step: int) -> bool:
         """Return whether the rule drops the documents of a step."""

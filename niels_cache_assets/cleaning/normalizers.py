@@ -415,8 +415,6 @@ def _line_with_equals_sign(text: str, after: int) -> int | None:
 
 
 def _heading_text(found: re.Match[str]) -> str:
-    line = found.group().rstrip(" \t")
-    inside = line.strip("=")
-    level = len(line) - len(line.lstrip("="))
-    balanced = line == "=" * level + inside + "=" * level
-    return (inside.strip("= \t") if balanced else "") or found.group()
+    line = found[0].rstrip(" \t")
+    is_balanced = len(line.lstrip("=")) == len(line.rstrip("="))
+    return (line.strip("= \t") if is_balanced else "") or found[0]

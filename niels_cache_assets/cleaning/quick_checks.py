@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.cleaning.filters import BULLETS, REPEATED
 from niels_cache_assets.cleaning.languages import STOP_WORDS, stop_words_in
 from niels_cache_assets.cleaning.passes import bytes_of
 from niels_cache_assets.cleaning.settings import CleaningSettings
@@ -33,37 +34,30 @@ class Counts(NamedTuple):
     most: int
 
 
-def counts(text: str, bullets: tuple[str, ...]) -> Counts | None:
-    """Return the counts of a text, or None if it contains a character that the loop does not judge.
-
-    Args:
-        text: The text.
-        bullets: Beginnings of bulleted lines, as in `filters`.
-    """
+def counts(text: str) -> Counts | None:
+    """Return the counts of a text, or None if it contains a character that the loop does not judge."""
     from niels_cache_assets.cleaning import kernels
 
     out = np.empty(len(Counts._fields), dtype=np.int64)
-    found = kernels.measure(bytes_of(f"{text} "), *_classes(bullets), np.zeros(kernels.BUCKETS, dtype=np.uint32), out)
+    found = kernels.measure(bytes_of(f"{text} "), *_classes(), np.zeros(kernels.BUCKETS, dtype=np.uint32), out)
     return Counts(*out.tolist()) if found else None
 
 
-def passing_filters(text: str, settings: CleaningSettings, bullets: tuple[str, ...]) -> set[str]:
+def passing_filters(text: str, settings: CleaningSettings) -> set[str]:
     """Return the names of filters that are certain not to reject this text. Any other filter must judge the text itself."""
     proven = set()
     if len(settings.languages) == 1 and _stop_words_in(text, settings.languages[0]) >= settings.min_stopwords:
         proven.add("no_stopwords")
-    found = counts(text, bullets)
+    found = counts(text)
     if found is None or not found.words:
         return proven
-    ngrams = (settings.max_top_2gram_characters, settings.max_top_3gram_characters, settings.max_top_4gram_characters)
-    repeated = (settings.max_duplicate_lines, settings.max_duplicate_paragraphs)
     passes = {
         "too_short": len(text) >= settings.min_characters and found.words >= settings.min_words,
         "list_page": found.bullets / found.lines <= settings.max_bullet_share,
         "low_alpha_ratio": found.with_letter / found.words >= settings.min_alpha_word_share,
         "bad_mean_word_len": settings.min_mean_word_length <= found.characters / found.words <= settings.max_mean_word_length,
         "high_symbol_ratio": found.symbols / found.words <= settings.max_symbols_per_word,
-        "repetitive": all(limit is None for limit in (*ngrams, *repeated))
+        "repetitive": all(getattr(settings, key) is None for key in REPEATED)
         and (found.words == 1 or found.most / (found.words - 1) <= settings.max_bigram_share),
     }
     return proven.union(filter(passes.get, passes))
@@ -78,7 +72,7 @@ def _stop_words_in(text: str, code: str) -> int:
 
 
 @lru_cache(maxsize=1)
-def _classes(bullets: tuple[str, ...]) -> tuple[Bytes, NDArray[np.uint16]]:
+def _classes() -> tuple[Bytes, NDArray[np.uint16]]:
     """Return the bits and the lower case of each code point, in the form that `kernels.measure` takes."""
     from niels_cache_assets.cleaning import kernels
 
@@ -99,7 +93,7 @@ def _classes(bullets: tuple[str, ...]) -> tuple[Bytes, NDArray[np.uint16]]:
     for code_point in range(kernels.LIMIT):
         if chr(code_point).isspace():
             classes[code_point] = kernels.SPACE
-    for bullet in bullets:
+    for bullet in BULLETS:
         classes[ord(bullet[0])] |= kernels.BULLET if len(bullet) == 1 else kernels.DASH
     classes[~judged & (classes != kernels.SPACE)] = kernels.UNSURE
     return classes, lower

@@ -99,16 +99,12 @@ class CleaningSettings(Table):
         return value
 
     @model_validator(mode="after")
-    def _languages_are_identified(self) -> Self:
+    def _check_together(self) -> Self:
         unknown = [code for code in self.languages if code not in LANGUAGES.split()]
         if unknown and "not_english" not in self.skip:
             raise ValueError(
                 f"languages: {unknown[0]!r} is a language that cannot be identified; choose from {LANGUAGES}, or skip not_english"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _word_lengths_in_order(self) -> Self:
         if self.min_mean_word_length > self.max_mean_word_length:
             raise ValueError("min_mean_word_length is above max_mean_word_length")
         return self

@@ -22,7 +22,7 @@ from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.finding.globs import advice_for_missing, glob_files
 from niels_cache_assets.sources.messages import holds_messages, media_of, template_messages
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
-from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, walk_folder
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, saved_files, walk_folder
 from niels_cache_assets.sources.reading.rows import ARROW, file_rows, first_rows
 from niels_cache_assets.sources.roam import is_export
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, nested_value, require_field
@@ -134,12 +134,14 @@ class _Survey:
         files = [file.url for file in walk_folder(folder, ("",))]
         if not files:
             raise NielsCacheError(f"{folder}: holds no file; name another folder")
+        saved = {path: data for path in dict.fromkeys(map(os.path.dirname, files)) if (data := saved_files(path))}
+        files = [file for file in files if os.path.dirname(file) not in saved and not file.endswith("dataset_dict.json")]
         known = [file for file in files if source_kind(file) is not None]
         others = [file for file in known if not file.lower().endswith(".md")]
         if known and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
             self._take(DetectedKind("pretrain", "roam" if others else "markdown_folder"), folder, known)
             known = []
-        self._sort(_patterns(folder, known))
+        self._sort({**_patterns(folder, known), **saved})
         for pattern, unknown in _patterns(folder, (file for file in files if source_kind(file) is None)).items():
             outcome = self._outcome(max(unknown, key=_size))
             if isinstance(outcome, DetectedKind):
@@ -175,7 +177,7 @@ class _Survey:
             return str(error)
 
     def _take(self, kind: DetectedKind, path: str, files: Iterable[str]) -> None:
-        key = kind if kind.path_key == "files" else (kind, path)  # a table with `path` has only one path
+        key = (kind, path) if os.path.isdir(path) or kind.path_key == "path" else kind  # a folder is a table of its own
         self.proposals.setdefault(key, Proposal(kind)).paths.append(path)
         self._count(files, kind)
 

@@ -105,8 +105,7 @@ class _Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            option = action.option_strings[0] if action.option_strings else ""
-            raise_invalid(option, f"no {action.dest.replace('_', ' ')}", value, action.choices)
+            raise_invalid(", ".join(action.option_strings) or f"{self.prog} {action.metavar}", "unknown value", value, action.choices)
 
 
 class _TopParser(_Parser):

@@ -55,7 +55,7 @@ def drop_near_val(
     log(f"comparing the texts of {len(positions):,} documents of train and val")
     because: dict[int, tuple[int, float]] = {}  # ascending, like `pairs`
     similarity = inputs.similarity(positions, ngram=settings.ngram, path=path)
-    for one, other in pairs.T.tolist():
+    for one, other in zip(*pairs.tolist(), strict=True):
         if one not in because and other not in because and (measured := similarity(other, one)) >= settings.threshold:
             because[one] = (other, measured)
     if not because:
@@ -83,7 +83,8 @@ def _candidates(inputs: CorpusInputs, dropped: DropDecisions, settings: DedupSet
     if (is_train := stays & ~is_val).any():
         for first in range(0, len(chosen), _VAL_AT_ONCE):
             found += _pairs(inputs, chosen[first : first + _VAL_AT_ONCE], is_train, settings)
-    return np.unique(np.concatenate(found, axis=1), axis=1)
+    pairs = np.concatenate(found, axis=1)
+    return pairs[:, np.lexsort(pairs[::-1])]
 
 
 def _pairs(inputs: CorpusInputs, chosen: np.ndarray, is_train: np.ndarray, settings: DedupSettings) -> Iterator[np.ndarray]:

@@ -174,23 +174,6 @@ def hash_bands(slots: Uint32s, rows: int, hashes: Uints) -> None:
 
 
 @_compiled
-def remove_repeated(hashes: Uints, ends: Ints, new_ends: Ints) -> None:
-    """Move the distinct hashes of each document to the front of `hashes`, and write the new end of each document.
-
-    The hashes of each document are sorted.
-    """
-    write, start = 0, 0
-    for document in range(len(ends)):
-        begin = write
-        for index in range(start, ends[document]):
-            if write == begin or hashes[write - 1] != hashes[index]:
-                hashes[write] = hashes[index]
-                write += 1
-        start = ends[document]
-        new_ends[document] = write
-
-
-@_compiled
 def count_shared(shingles: Uints, others: Uints) -> int:
     """Return the number of hashes that are in both sets, each sorted and without repetitions."""
     one, other, shared = _ZERO, _ZERO, 0

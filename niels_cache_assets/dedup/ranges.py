@@ -187,20 +187,13 @@ def write_hashes(
             ordinals = np.arange(documents, documents + len(digests), dtype=_U64)
             # Eight bytes distinguish digests, except in a deliberate collision. greedy.py compares all twenty bytes.
             first_bytes = np.ascontiguousarray(digests[:, :8]).view(np.uint64)[:, 0]
-            _append_hashes(folder, 0, ranges, ordinals, first_bytes, wrote)
-            for band, hashes in enumerate(band_hashes(block.slots, bands, rows).T, start=1):
-                has_bucket = hashes != NO_BUCKET
-                _append_hashes(folder, band, ranges, ordinals[has_bucket], hashes[has_bucket], wrote)
+            for band, hashes in enumerate([first_bytes, *band_hashes(block.slots, bands, rows).T]):
+                pairs = np.stack([ordinals, hashes], axis=1)[(hashes != NO_BUCKET) | (band == 0)]
+                numbers = ((pairs[:, 1] >> _U64(32)) * _U64(ranges)) >> _U64(32)  # a range is an equal share of all 64-bit numbers
+                order = np.argsort(numbers, kind="stable")
+                _append(folder, partial(hashes_name, band), pairs[order], numbers[order].astype(np.int64), wrote)
             documents += len(digests)
     return documents
-
-
-def _append_hashes(folder: Path, band: int, ranges: int, ordinals: Uints, hashes: Uints, wrote: OnWritten) -> None:
-    """Append (document, hash) to the files of their ranges. A range is an equal share of all 64-bit numbers."""
-    numbers = ((hashes >> _U64(32)) * _U64(ranges)) >> _U64(32)
-    order = np.argsort(numbers, kind="stable")
-    pairs = np.stack([ordinals[order], hashes[order]], axis=1)
-    _append(folder, partial(hashes_name, band), pairs, numbers[order].astype(np.int64), wrote)
 
 
 def _append(folder: Path, name_of: Callable[[int], str], rows: Uints, targets: Ints, wrote: OnWritten = lambda name, data: None) -> None:
@@ -265,8 +258,8 @@ def _read_rows(path: Path, window: int) -> list[Uints]:
             return np.fromfile(file, dtype=_U64, count=count)
 
         windows, rows = read(0, _HEADER).tolist()
-        end = int(read(_HEADER + window, 1)[0])
-        begin = int(read(_HEADER + window - 1, 1)[0]) if window else 0
+        before, end = read(_HEADER + window - 1, 2).tolist()  # the end of the window before (of the first one, a number of the header)
+        begin = before if window else 0
         return [read(_HEADER + windows + column * rows + begin, end - begin) for column in range(3)]
 
 

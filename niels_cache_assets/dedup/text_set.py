@@ -35,6 +35,7 @@ set.
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -104,7 +105,7 @@ class HashIndex:
             return np.zeros(len(hashes), dtype=bool)
         return self._hashes[np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)] == hashes
 
-    def find(self, hashes: Array, *, most: int | None = None) -> tuple[Ints, Array]:
+    def find(self, hashes: Array, *, most: int = sys.maxsize) -> tuple[Ints, Array]:
         """Return (index in `hashes`, owner) for each owner of each hash, (m,) each.
 
         Indices ascend, and the owners of a hash are in the order in which they were given.
@@ -114,7 +115,7 @@ class HashIndex:
             most: Maximum number of owners of a hash that count; by default all.
         """
         first, last = (np.searchsorted(self._hashes, hashes, side=side) for side in ("left", "right"))
-        counts = np.minimum(last - first, most) if most is not None else last - first
+        counts = np.minimum(last - first, most)
         rows = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
         return np.repeat(np.arange(len(hashes)), counts), self._owners[rows]
 

@@ -126,7 +126,7 @@ class Journal:
             attempt: The number of this attempt, which the journal also records.
         """
         self._directory, self._fingerprint, self._attempt = directory, fingerprint, attempt
-        self._identity = None if identity is None else as_recorded(identity)
+        self._identity = identity and as_recorded(identity)
         self.state: Any = None
         latest = _read(directory)
         reason = "a fresh build was requested" if afresh else _resume_problem(directory, latest, fingerprint, self._identity)
@@ -257,10 +257,9 @@ def write_journal(directory: Path, recorded: JournalRecord) -> None:
 
 def encode_record(recorded: JournalRecord) -> bytes:
     """Return the bytes of a record, which `decode_record` parses."""
-    fields = recorded._asdict()
-    optional = {key: fields.pop(key) for key in ("notes", "attempt")}
-    fields |= {key: value for key, value in optional.items() if value is not None}
-    return _encode({"format": _FORMAT, **fields})
+    fields = {key: value for key, value in recorded._asdict().items() if value is not None or key not in ("notes", "attempt")}
+    text = json.dumps({"format": _FORMAT, **fields}, sort_keys=True, allow_nan=False).encode()
+    return hashlib.sha256(text).hexdigest().encode() + b"\n" + text + b"\n"
 
 
 def read_journal(directory: Path) -> JournalRecord | None:
@@ -291,17 +290,16 @@ def write_atomically(path: Path, content: bytes, *, spare: str = "new") -> None:
         spare: The suffix of the new file until it is renamed. Processes that may write at the same time need different ones.
     """
     new = path.with_name(f"{path.name}.{spare}")
-    with open(new, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    try:
+        with open(new, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
     sync(path.parent)
-
-
-def _encode(content: dict[str, Any]) -> bytes:
-    text = json.dumps(content, sort_keys=True, allow_nan=False).encode()
-    return hashlib.sha256(text).hexdigest().encode() + b"\n" + text + b"\n"
 
 
 def decode_record(content: bytes) -> JournalRecord | str:
@@ -317,15 +315,19 @@ def decode_record(content: bytes) -> JournalRecord | str:
         value = json.loads(text)
         if value.get("format") != _FORMAT:
             return "the journal of the unfinished build is in the format of another version of niels-cache"
-        recorded = _record_type().validate_python({key: value.get(key) for key in JournalRecord._fields})
-    except (ValueError, AttributeError, RecursionError):
+        value["sums"] = {name: tuple(pair) for name, pair in value["sums"].items()}
+        recorded = _record_type().validate_python({key: value.get(key) for key in JournalRecord._fields}, strict=True)
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
         return _UNREADABLE
     is_valid = (
-        all(map(_is_file, recorded.finished.values()))
+        all(file.keys() == {"bytes", "sha256"} and isinstance(file["sha256"], str) for file in recorded.finished.values())
         and recorded.files.keys().isdisjoint(recorded.finished)
         and all(name_problem(name) is None and is_count(size) for name, size in recorded.sizes.items())
         and recorded.sums.keys() <= recorded.files.keys()
         and all(is_count(first) for first, _ in recorded.sums.values())
+        and 0 <= (recorded.share or 0) <= 1
+        and is_count(recorded.documents or 0)
+        and is_count(recorded.attempt or 0)
     )
     return recorded if is_valid else _UNREADABLE
 
@@ -335,10 +337,6 @@ def _record_type() -> TypeAdapter[JournalRecord]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(JournalRecord)
-
-
-def _is_file(value: dict[str, Any]) -> bool:
-    return value.keys() == {"bytes", "sha256"} and isinstance(value["sha256"], str)
 
 
 def _sha256(path: Path, first: int, end: int) -> str:

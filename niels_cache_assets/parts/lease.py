@@ -154,7 +154,7 @@ def latest(target: Path) -> AttemptFile:
 
 def stop_stamp(target: Path) -> Stamp:
     """Return a value that differs for each `stop`, the request to all processes, or None without this file."""
-    return path_stamp(stop_path(target))
+    return path_stamp(stop_path(Path(os.path.realpath(target))))  # as a lease resolves it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -439,7 +439,7 @@ def hold_lease(
         LeaseLostError: From the block, if another process has taken over.
         StopRequested: If a stop was requested before the lease is taken.
     """
-    stops = StopRequests(stale=stop_stamp(target)) if stops is None else stops
+    stops = stops or StopRequests(stale=stop_stamp(target))
     with ExitStack() as stack:
         lease = _Claim(target, times, log, stops).take(stack, wait=wait, at_once=at_once)
         if stops.stale is not None and stop_stamp(target) == stops.stale:

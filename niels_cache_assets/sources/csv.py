@@ -20,7 +20,7 @@ class Csv(HubCsv):
 
     source: Literal["csv"] = "csv"  # type: ignore[assignment]
     delimiter: str | None = Field(None, min_length=1, max_length=1, examples=[";"])
-    """Character between values; by default a comma (.tsv: a tab), or what the header has instead: comma, tab, semicolon or vertical bar"""
+    """Character between values; by default the most frequent of comma, tab, semicolon and vertical bar in the header (.tsv: a tab)"""
     quote: str = Field('"', max_length=1)
     """Character around values with delimiters or line ends; '' if quotes are ordinary characters"""
     columns: tuple[str, ...] = Field((), strict=False)

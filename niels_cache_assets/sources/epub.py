@@ -1,9 +1,8 @@
 """The source `epub`, for pretrain data sets from books in EPUB 2 and 3. One book is in memory."""
 
-import posixpath
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urljoin
 from xml.etree import ElementTree
 from zipfile import ZipFile
 
@@ -12,8 +11,6 @@ from niels_cache_assets.sources.reading.compressed import DamagedFileError
 from niels_cache_assets.sources.reading.encodings import TextOptions, refuse_length
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_seekable
 from niels_cache_runtime.errors import NielsCacheError
-
-_ENCRYPTED = "META-INF/encryption.xml"
 
 
 class Epub(Html):
@@ -41,10 +38,11 @@ class Epub(Html):
 
 
 def _spine(book: ZipFile, name: str, limit: int) -> Iterator[bytes]:
-    """Yield the pages of a book in their order, each once.
+    """Yield the pages of a book in their order, each once. Of a picture, the fallback is read, if there is one.
 
     Raises:
         NielsCacheError: If all unpacked files together have more than `limit` bytes.
+        ValueError: If pages are encrypted, or, after all pages, if the manifest lacks some.
     """
     if sum(info.file_size for info in book.infolist()) > limit:  # zipfile reads no more than that
         refuse_length(f"{name}: the unpacked book", limit)
@@ -54,12 +52,19 @@ def _spine(book: ZipFile, name: str, limit: int) -> Iterator[bytes]:
 
     root: Any = ElementTree.fromstring(read("META-INF/container.xml")).find(".//{*}rootfile")
     package: Any = ElementTree.fromstring(read(root.get("full-path")))
-    folder = posixpath.dirname(root.get("full-path"))
-    paths = {
-        item.get("id"): posixpath.normpath(posixpath.join(folder, unquote(item.get("href")))) for item in package.findall(".//{*}item")
+    items = package.findall(".//{*}item")
+    pages = {
+        item.get("id"): unquote(urljoin(root.get("full-path"), item.get("href")))
+        for item in items
+        if "ml" in item.get("media-type", "xml")  # XHTML, HTML, SVG
     }
-    encrypted = read(_ENCRYPTED).decode() if _ENCRYPTED in book.namelist() else ""  # may name only fonts
-    for path in dict.fromkeys(paths[reference.get("idref")] for reference in package.findall(".//{*}itemref")):
+    for item in items:
+        pages.setdefault(item.get("id"), pages.get(item.get("fallback")))  # None for a picture
+    names = [reference.get("idref") for reference in package.findall(".//{*}itemref")]
+    encrypted = read("META-INF/encryption.xml").decode() if "META-INF/encryption.xml" in book.namelist() else ""  # may name only fonts
+    for path in dict.fromkeys(filter(None, map(pages.get, names))):
         if f'URI="{quote(path)}"' in encrypted:
             raise ValueError("its pages are encrypted by DRM")
         yield read(path)
+    if unknown := set(names).difference(pages):  # at the end, because keep_damaged keeps the other pages
+        raise ValueError(f"its spine names {min(unknown, key=str)}, which its manifest does not hold")

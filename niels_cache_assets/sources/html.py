@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from html import escape
 from importlib import metadata
 from typing import ClassVar, Literal
 
@@ -13,17 +14,21 @@ from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_assets.sources.text import Text
 from niels_cache_runtime.errors import NielsCacheError
 
-_DECLARED = re.compile(rb"""(?i)(?:charset|encoding)\s*=\s*["']?(?!utf[_-]?(?:16|32))([\w-]+)""")  # none of two bytes: it was read in ASCII
+_DECLARED = re.compile(  # none of two bytes: it was read in ASCII
+    rb"""(?i)<(?:meta|\?xml)\b[^>]*?(?:charset|encoding)\s*=\s*["']?(?!utf[_-]?(?:16|32))([\w-]+)"""
+)
+_AS_BROWSERS = {"us-ascii": "cp1252", "iso-8859-1": "cp1252", "gb2312": "gbk", "shift_jis": "cp932"}  # larger encodings that pages mean
 _EMPTY_TAG = re.compile(
-    r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)\b)([a-zA-Z][\w:-]*)([^<>]*)/>"
+    r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)\b)([a-zA-Z][\w:-]*+)([^<>]*)/>"
 )  # of XHTML; HTML has none
+_CDATA = re.compile(r"<!\[CDATA\[((?:[^<\]]++|<(?!!\[)|](?!]>))*+)]]>")  # also of XHTML
 
 
 class Html(Text):
-    """HTML pages: one document per file, with its text, but without navigation, footers, asides and forms (extra `documents`)."""
+    """HTML pages: one document per file, with its text, but without navigation, footers and asides (extra `documents`)."""
 
     endings = endings_with_compressions(".html", ".htm", ".xhtml")
-    skipped: ClassVar[list[str]] = ["nav", "footer", "aside", "form"]  # selectors of elements
+    skipped: ClassVar[list[str]] = ["nav", "footer", "aside"]  # selectors of elements
 
     source: Literal["html"] = "html"  # type: ignore[assignment]
     sample_by: Literal["document"] = "document"
@@ -48,8 +53,9 @@ class Html(Text):
         texts, damaged = [], ""
         for data in self.pages(file, options):
             declared = _DECLARED.search(data[:2048])
-            name = declared[1].decode() if declared and options.encoding == UTF8 else options.encoding
-            page, marked = decode(data, encoding_at(data[:4], name if is_text_encoding(name) else UTF8))
+            name = declared[1].decode().lower() if declared and options.encoding == UTF8 else options.encoding
+            page, marked = decode(data, encoding_at(data[:4], _AS_BROWSERS.get(name, name) if is_text_encoding(name) else UTF8))
+            page = _CDATA.sub(lambda found: escape(found[1]), page.removeprefix("\ufeff"))
             page = _EMPTY_TAG.sub(r"<\1\2></\1>", page)
             texts.append(extract_plain_text(page, skip_elements=self.skipped).strip())
             damaged += marked or ""

@@ -49,7 +49,7 @@ def template_messages(value: Any) -> ReadMessages:
     """
     if not _are_objects(value):
         return "malformed_messages"
-    messages = _read(value, roles=SHARED_ROLES, keep_other_keys=True)
+    messages = _read(value, for_template=True)
     try:
         return next(
             filter(None, map(_convert, _without_empty_system(value, keep_empty=True), cast(list[dict[str, Any]], messages))), messages
@@ -143,11 +143,12 @@ def _without_empty_system(value: list[dict[str, Any]], *, keep_empty: bool) -> l
     return [message for message in value if not (_role_of(message) == "system" and _content_of(message) in missing)]
 
 
-def _read(value: list[dict[str, Any]], *, roles: Mapping[str, str] = _ROLES, keep_other_keys: bool = False) -> list[Message]:
+def _read(value: list[dict[str, Any]], *, for_template: bool = False) -> list[Message]:
+    roles = SHARED_ROLES if for_template else _ROLES
     messages = []
-    for message in _without_empty_system(value, keep_empty=keep_other_keys):
+    for message in _without_empty_system(value, keep_empty=for_template):
         role = _role_of(message)
-        names = [key for key in message if key not in _MESSAGE_KEYS and (keep_other_keys or key in WEIGHT_KEYS)]
+        names = [key for key in message if key not in _MESSAGE_KEYS and (for_template or key in WEIGHT_KEYS)]
         others = {key: message[key] for key in names if message[key] is not None}
         messages.append({"role": roles.get(role, role) if isinstance(role, str) else role, "content": _content_of(message), **others})
     return cast(list[Message], messages)

@@ -5,7 +5,7 @@ for oasst1. Tree files (*.trees.jsonl) are read one tree at a time. The time is 
 threads. There is no recursion.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from niels_cache_assets.base.documents import Conversation, Message, SourceRepor
 from niels_cache_assets.sources.conversations import RowErrorPolicy, valid_batches
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DamagedRow, DecodingCounts, Values
-from niels_cache_assets.sources.reading.files import SourceFile, valid_unicode
+from niels_cache_assets.sources.reading.files import valid_unicode
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import TextFieldCheck, json_rows, row_id, rows_of_files
 from niels_cache_assets.sources.types import SftSource, StreamContext
@@ -101,7 +101,9 @@ class Oasst1(HubData, SftSource):
         """Yield the messages of each tree. Trees come in the order of their first messages in the data."""
         read = partial(json_rows, options=self.text_options)
         of_split = files.of_split(files.number) if self.files else []
-        tree_files = [file for file in of_split if _holds_trees(file, read)]
+        tree_files = [
+            file for file in of_split if not file.name.lower().endswith(".parquet") and "prompt" in next(read(file), (0, Values()))[1]
+        ]
         if tree_files and len(tree_files) < len(of_split):
             raise NielsCacheError(f"files: {tree_files[0].name} holds trees, others hold flat messages; name only one kind")
         if tree_files:
@@ -121,13 +123,6 @@ class Oasst1(HubData, SftSource):
             else:
                 context.report.drop_row("malformed_message", name, row)
         yield from grouped.values()
-
-
-def _holds_trees(file: SourceFile, read: Callable[[SourceFile], Iterator[tuple[int, Values]]]) -> bool:
-    if file.name.lower().endswith(".parquet"):
-        return False
-    _, first = next(read(file), (0, {}))
-    return "prompt" in first
 
 
 def _nodes(tree: dict[str, Any], file: str, row: int, report: SourceReport) -> list[Node]:
@@ -167,7 +162,6 @@ def threads(nodes: Iterable[Node], max_messages: int, report: SourceReport, spli
     because it would cause a cycle or a repeated tree.
     """
     children: dict[str | None, list[Node]] = {}
-    total = 0
     seen: set[str] = set()
     for node in nodes:
         if not isinstance(node.message_id, str) or not node.message_id:
@@ -177,7 +171,6 @@ def threads(nodes: Iterable[Node], max_messages: int, report: SourceReport, spli
         else:
             seen.add(node.message_id)
             children.setdefault(node.parent_id, []).append(node)
-            total += 1
     visited = 0
     written: set[str] = set()
     stack: list[tuple[Node, tuple[Node, ...]]] = [(root, ()) for root in reversed(children.get(None, []))]
@@ -194,23 +187,22 @@ def threads(nodes: Iterable[Node], max_messages: int, report: SourceReport, spli
         stack.extend((reply, path) for reply in reversed(replies))
         if not replies:
             yield from _thread(path, node, written, report, split)
-    if total > visited:  # the parent of these is missing or was left out, or they form a cycle
+    if len(seen) > visited:  # the parent of these is missing or was left out, or they form a cycle
         orphans = [each for parent, each in children.items() if parent is not None and parent not in seen] or [*children.values()]
-        report.drop_row("without_parent", orphans[0][0].file, orphans[0][0].row, count=total - visited)
+        report.drop_row("without_parent", orphans[0][0].file, orphans[0][0].row, count=len(seen) - visited)
 
 
 def _thread(path: tuple[Node, ...], leaf: Node, written: set[str], report: SourceReport, split: Split | None) -> Iterator[Conversation]:
     length = next((length for length in range(len(path), 0, -1) if path[length - 1].role == "assistant"), 0)
-    path = path[:length] or path
+    path = path[:length]
     roles = [_ROLES.get(str(node.role)) for node in path]
-    last = path[-1] if path else None
-    if last is None or length == 0:
+    if not path:
         report.drop_row("no_assistant", leaf.file, leaf.row)
     elif None in roles:
         report.drop_row("unknown_role", leaf.file, leaf.row)
     elif any(role != _TURNS[turn % 2] for turn, role in enumerate(roles)):
         report.drop_row("not_alternating", leaf.file, leaf.row)
-    elif last.message_id in written:
+    elif (last := path[-1]).message_id in written:
         report.drop_row("duplicate_after_cut", leaf.file, leaf.row)
     else:
         written.add(last.message_id)

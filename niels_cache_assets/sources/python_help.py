@@ -3,13 +3,13 @@
 The quickstart profile builds this data set, because it is real prose and needs no network. `python_docs` finds the docstrings.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.sources.conversations import RowErrorPolicy, valid_batches
 from niels_cache_assets.sources.python_docs import DocumentedObject, documented_objects, stdlib_revision
-from niels_cache_assets.sources.types import SftSource, StreamContext
+from niels_cache_assets.sources.types import SftSource, Siblings, StreamContext
 
 MIN_CHARACTERS = 60  # shorter docstrings are dropped and counted
 MAX_CHARACTERS = 800  # an answer has whole paragraphs up to this length, and at least the first paragraph
@@ -20,7 +20,7 @@ class PythonHelp(SftSource):
 
     source: Literal["python_help"] = "python_help"
 
-    def revision(self, siblings: Mapping[str, Any]) -> str | None:
+    def revision(self, siblings: Siblings) -> str | None:
         return stdlib_revision()
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:

@@ -6,7 +6,6 @@ The splitter for finite sources is in `sources.val_share`.
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -176,17 +175,17 @@ def encoded_head(documents: Iterable[DocumentBatch], encode: Encode, splitter: B
         encode: Encodes a stream of documents in order.
         splitter: The splitter. The caller assigns each batch with it before it requests the next one.
     """
-    batches, taken = iter(documents), 0  # the documents that are left, and the bytes of the others
+    batches, taken = iter(documents), 0  # `taken` counts bytes
+    rest: DocumentBatch | None = None  # of the batch that the last round cut
 
     def take(most: int) -> Iterator[DocumentBatch]:
         """Yield documents up to this number of bytes. The last one may exceed it."""
-        nonlocal batches, taken
+        nonlocal rest, taken
         end = taken + most
-        while taken < end and (batch := next(batches, None)) is not None:
+        while taken < end and (batch := next(batches, None) if rest is None else rest) is not None:
             ends = taken + np.cumsum(_sizes(batch))
             count = min(len(batch), int(np.searchsorted(ends, end, side="left")) + 1)
-            if count < len(batch):
-                batches = chain([batch[count:]], batches)
+            rest = batch[count:] if count < len(batch) else None
             if count:
                 taken = int(ends[count - 1])
                 yield batch[:count]

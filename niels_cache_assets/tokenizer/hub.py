@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
+from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.sources.hub.errors import hub_errors
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, TOKENIZER_MODEL_NAMES
@@ -41,16 +42,25 @@ def fetch_model(name: str, revision: str | None) -> Path:
     logging.set_verbosity_error()
     without_hub = f"fetch its files where it can be reached: hf download {name} --revision {revision or 'main'} {' '.join(_FILES)}"
 
-    def download(*, offline: bool = False) -> list[Path]:
-        folder = snapshot_download(name, revision=revision, allow_patterns=_FILES, local_files_only=offline, max_workers=1)
-        return [path for file in _MODELS if (path := Path(folder, file)).is_file()]
+    def download(revision: str | None, *, offline: bool = False) -> Path:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES, local_files_only=offline, max_workers=1))
 
-    found = []
+    folder = None
     with hub_errors(name, revision, repo_type="model", without_hub=without_hub):
-        with suppress(LocalEntryNotFoundError):
-            found = download(offline=True)
-        found = found or download()
+        with suppress(LocalEntryNotFoundError):  # which also stands for files that are on the list of the hub, and not here
+            folder = download(revision, offline=True)
+        if folder is None:
+            folder = download(revision)
+        elif not is_complete(folder):
+            with suppress(SourceUnavailableError):
+                folder = download(folder.name)
+    found = [path for file in _MODELS if (path := folder / file).is_file()]
     if not found:
         problem = f"has no {' and no '.join(_MODELS)}; nothing else is read, and code of the hub is never run"
         raise NielsCacheError(f"{name}: {problem}; name another model, or a file")
     return found[0]
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether this machine has the hub's list of the files of a commit, against which the hub's library checks the folder."""
+    return (folder.parents[1] / "trees" / f"{folder.name}.json").is_file()

@@ -83,15 +83,19 @@ def eot_of(path: str, kind: ModelKind | None = None) -> str | None:
     return guess_eot(tokenizer.special_names()) if tokenizer.token_id(SPECIAL_TOKENS["eot"]) is None else None
 
 
-def local_settings(settings: TokenizerSettings) -> TokenizerSettings:
-    """Return the settings with the path of the model on this machine; for a model of the hub, its files are fetched if necessary.
+def local_settings(settings: TokenizerSettings, path: Path | None = None) -> TokenizerSettings:
+    """Return the settings with the path of the model on this machine.
+
+    Args:
+        settings: Settings in [tokenizer].
+        path: The file of a model of the hub; by default its files are fetched if necessary.
 
     Raises:
         NielsCacheError: As `fetch_model` does.
     """
     if settings.hub_name is None:
         return settings
-    path = fetch_model(settings.hub_name, settings.revision)
+    path = path or fetch_model(settings.hub_name, settings.revision)
     is_json = path.name == TOKENIZER_MODEL_NAMES["tokenizer.json"]
     found: dict[str, Any] = {"model": str(path.parent if is_json else path)}  # a folder has further files
     if "special_tokens" not in settings.model_fields_set and (eot := eot_of(found["model"], settings.kind)):

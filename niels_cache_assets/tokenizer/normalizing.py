@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 _FORM: Final = "NFC"
-_HANGUL_VOWELS_AND_FINALS = {*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)}  # these join the syllable before them
+_HANGUL_VOWELS_AND_FINALS = frozenset((*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)))  # these join the syllable before them
 
 
 def nfc(text: str) -> str:
@@ -59,9 +59,6 @@ def _starts_cluster(character: str) -> bool:
 @cache
 def _joining() -> frozenset[int]:
     """Return the code points that join a character before them and have no combining class, which takes half a second."""
-    found = set(_HANGUL_VOWELS_AND_FINALS)
-    for code in range(0x110000):
-        parts = unicodedata.decomposition(chr(code)).split()
-        if len(parts) == 2 and not parts[0].startswith("<"):
-            found.add(int(parts[1], 16))
-    return frozenset(found)
+    forms = (unicodedata.decomposition(chr(code)).split() for code in range(0x110000))
+    seconds = {int(parts[1], 16) for parts in forms if len(parts) == 2 and not parts[0].startswith("<")}
+    return _HANGUL_VOWELS_AND_FINALS | seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from shutil import copyfile
@@ -165,19 +165,19 @@ class SentencePieceTokenizer(TextTokenizer):
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as 1-D int32 arrays, special ids included."""
+        return self._encoded(self.library_processor.encode_as_numpy, texts)
+
+    def _encoded(self, encode: Callable[..., Any], texts: Sequence[str], **options: str) -> Any:
+        """Call a method of the library."""
         try:
-            return self.library_processor.encode_as_numpy(list(texts), num_threads=1)
+            return encode(list(texts), num_threads=1, **options)
         except (RuntimeError, TypeError) as error:  # the type of the error depends on the version
             raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
 
     def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the ids of rendered texts and the spans of ids (see TextTokenizer). Special tokens are always recognized in a text."""
-        try:
-            encoded = self.library_processor.encode(list(texts), return_type="offset_mapping", num_threads=1)
-        except (RuntimeError, TypeError) as error:
-            raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
         found = []
-        for each, own in zip(encoded, spans, strict=True):
+        for each, own in zip(self._encoded(self.library_processor.encode, texts, return_type="offset_mapping"), spans, strict=True):
             offsets = np.array(each["offsets"], dtype=np.int64).reshape(-1, 2)
             begins = offsets[:, 0]
             ends = np.maximum(offsets[:, 1], begins + 1)  # only the last of several bytes of a character has an offset of its own
@@ -185,10 +185,7 @@ class SentencePieceTokenizer(TextTokenizer):
         return found
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        try:
-            return self.library_processor.decode([int(token) for token in ids])
-        except (IndexError, RuntimeError) as error:
-            raise NielsCacheError(f"an id to decode is not in 0 ... {self.vocab_size - 1}; is it of another tokenizer?") from error
+        return self.library_processor.decode(self._require_known(ids))
 
     def decode_continued(self, ids: Sequence[int]) -> str:
         """Return the text of ids that follow other ids, with the blank at their start, which SentencePiece itself drops."""

@@ -326,7 +326,7 @@ def _load_problem(error: Exception) -> str:
     message = first_line(error)
     for part in ("Model", "PreTokenizer", "Normalizer", "PostProcessor", "Decoder"):
         if f"{part}Untagged" in message or f"{part}Wrapper" in message:
-            named = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in part).strip("_")
+            named = re.sub(r"\B(?=[A-Z])", "_", part).lower()
             return f"its {named} has an unknown component or a damaged setting; update tokenizers, or copy the file again ({message})"
     return f"a damaged tokenizer.json: {message}; copy the file again"
 

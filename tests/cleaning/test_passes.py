@@ -85,7 +85,7 @@ def test_texts_of_every_language_get_the_same_result_with_other_settings(number:
 @cases(100)
 @given(TEXTS)
 def test_counts_equal_those_of_the_filters(text: str) -> None:
-    found = proofs.counts(text, BULLETS)
+    found = proofs.counts(text)
     words = text.split()
     if found is None:
         assert any(ord(character) > 0x7F for character in text)
@@ -105,7 +105,7 @@ def test_counts_equal_those_of_the_filters(text: str) -> None:
 
 @pytest.mark.parametrize("character", ["東", "ไ", "İ", "Σ", "\U00010400", "\U00020000"])
 def test_a_text_with_a_character_that_the_loop_cannot_judge_is_left_to_the_filters(character: str) -> None:
-    assert proofs.counts(f"The river {character} flows", BULLETS) is None
+    assert proofs.counts(f"The river {character} flows") is None
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,6 @@ def test_a_text_with_a_character_that_the_loop_cannot_judge_is_left_to_the_filte
 def test_limits_that_the_loop_does_not_measure_are_left_to_the_filters(limits: dict[str, float]) -> None:
     settings = CleaningSettings(**limits)  # type: ignore[arg-type]
     text = "The river flows to the sea, and people have lived with it.\n\n" * 30
-    assert not {"repetitive", *(["no_stopwords"] if "languages" in limits else [])} & proofs.passing_filters(text, settings, BULLETS)
+    assert not {"repetitive", *(["no_stopwords"] if "languages" in limits else [])} & proofs.passing_filters(text, settings)
     slow, quick = both(settings)
     assert slow.clean(Document(text)) == quick.clean(Document(text))

@@ -8,6 +8,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -240,6 +241,19 @@ def test_a_small_text_gets_a_vocabulary_that_can_be_trained_on_it(project: Path)
         (project / "a.txt").write_bytes(b"a" * size)
         assert main(["init", "--force", "a.txt"]) == exit_codes.DONE
         assert load_registry(config="niels_cache.toml").tokenizer.vocab_size == expected
+
+
+def test_each_split_that_datasets_saved_is_a_table(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split, row in (("train", {"text": "a"}), ("test", {"text": "b"}), ("chats", {"messages": MESSAGES})):
+        datasets.Dataset.from_list([row]).save_to_disk(str(project / "ds" / split))
+    (project / "ds/dataset_dict.json").write_text('{"splits": ["chats", "train", "test"]}')
+    (project / "ds/train/cache-1.arrow").write_bytes(b"")
+    assert main(["init", "ds", "--json"]) == exit_codes.DONE
+    tables = tomllib.loads((project / "niels_cache.toml").read_text())
+    assert sorted(table["files"] for table in tables["pretrain"].values()) == [["ds/test"], ["ds/train"]]
+    assert [table["files"] for table in tables["sft"].values()] == [["ds/chats"]]
+    assert "chats" in load_registry(config="niels_cache.toml").sft
+    assert [each["files"] for each in json.loads(capsys.readouterr().out)["seen"]] == [1, 2]
 
 
 def test_every_file_is_listed_with_its_use_or_the_reason_why_it_is_ignored(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,7 @@ from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_s
 from niels_cache_assets.build_cache import resume as resuming
 from niels_cache_assets.build_cache.resume import fingerprint_of_journal, open_journal
 from niels_cache_assets.disk import journal as journal_module
-from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
+from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal, write_journal
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter
 from niels_cache_assets.sources import chat_jsonl as chat
@@ -78,8 +79,8 @@ def damage_journal(folder: Path) -> None:
 
 def write_as_before(folder: Path) -> None:
     """As the form before this one was: every file by its size, and the finished ones a second time in the state."""
-    content = {"format": 2, "fingerprint": "one", "state": {}, "files": {"ends": 1}, "sums": {}, "share": None}
-    (folder / JOURNAL_NAME).write_bytes(journal_module._encode(content))
+    text = b'{"format": 2, "fingerprint": "one", "state": {}, "files": {"ends": 1}, "sums": {}, "share": null}'
+    (folder / JOURNAL_NAME).write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text + b"\n")
 
 
 def lead_out(folder: Path) -> None:
@@ -123,6 +124,20 @@ def test_a_record_that_was_cut_short_leaves_the_one_before(recorded: Path) -> No
 def test_a_journal_names_no_file_outside_and_no_impossible_one(recorded: Path, name: str, how: str) -> None:
     (recorded / "a").mkdir()
     opened(recorded).record({"documents": 3}, **{"files": {}, how: {name: 0 if how == "files" else ONE}})  # type: ignore[arg-type]
+    assert read_journal(recorded) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"share": 5}, {"share": True}, {"documents": -3}, {"attempt": -1}, {"files": {"ends": "8"}}, {"sums": {"ends": [-1, "0"]}}],
+    ids=str,
+)
+def test_a_journal_has_no_value_of_another_type_or_out_of_range(recorded: Path, value: dict[str, Any]) -> None:
+    good = read_journal(recorded)
+    assert good is not None
+    write_journal(recorded, good._replace(sums={"ends": (0, "0")}))
+    assert read_journal(recorded) == good._replace(sums={"ends": (0, "0")})
+    write_journal(recorded, good._replace(**value))
     assert read_journal(recorded) is None
 
 

@@ -27,9 +27,9 @@ CONTAINER = '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container">
 ENCRYPTED = '<encryption xmlns="urn:x" xmlns:e="http://www.w3.org/2001/04/xmlenc#"><e:CipherReference URI="{}"/></encryption>'
 
 
-def book(pages: dict[str, str], order: list[str] | None = None, **more: str) -> bytes:
-    """Return a book whose spine has these pages, or the pages in `order`. `more` are further files of META-INF."""
-    items = "".join(f'<item id="{name}" href="text/{name}.xhtml" media-type="application/xhtml+xml"/>' for name in pages)
+def book(pages: dict[str, str], order: list[str] | None = None, items: str = "", **more: str) -> bytes:
+    """Return a book whose spine has these pages, or the pages in `order`. `items` are more of the manifest, `more` of META-INF."""
+    items += "".join(f'<item id="{name}" href="text/{name}.xhtml" media-type="application/xhtml+xml"/>' for name in pages)
     spine = "".join(f'<itemref idref="{name}"/>' for name in order or pages)
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -57,6 +57,34 @@ def test_the_text_of_a_page_is_read_in_the_encoding_that_it_declares(tmp_path: P
     assert source.identity()["extractor"] == [f"resiliparse {metadata.version('resiliparse')}"]
 
 
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ('<meta charset="iso-8859-1"><p>“Quoted”'.encode("cp1252"), "“Quoted”"),
+        ('<meta http-equiv="Content-Type" content="text/html; charset=gb2312"><p>朱镕基'.encode("gbk"), "朱镕基"),
+        (b'<meta charset="utf-16"><p>ASCII', "ASCII"),
+        ('<script>var encoding="koi8-r"</script><p>Café'.encode(), "Café"),
+        ("\ufeff<p>Café".encode(), "Café"),
+        ("\ufeff<p>Café".encode("utf-16-le"), "Café"),
+        (b'<form id="aspnetForm"><p>A page</form>', "A page"),
+        (b"<script>//<![CDATA[\nno()\n//]]></script><p>a<![CDATA[ < b/> & ]]>c<p><![CDATA[<p>d", "a < b/> & c\n\nd"),
+    ],
+)
+def test_a_page_is_read_as_browsers_read_it(tmp_path: Path, page: bytes, text: str) -> None:
+    documents, context = read(Html(files=one_file(tmp_path, "a.html", page)))
+    assert [document.text for document in documents] == [text]
+    assert not context.report.dropped
+    assert not context.report.facts
+
+
+@pytest.mark.parametrize("part", ["<" + "a" * 200_000, "<![CDATA[" * 20_000])
+def test_a_page_of_what_never_ends_is_read_at_once(tmp_path: Path, part: str) -> None:
+    files = one_file(tmp_path, "a.html", f"<p>text<p>{part}".encode())
+    before = time.process_time()
+    texts(Html(files=files))
+    assert time.process_time() - before < 5
+
+
 def test_pages_begin_at_every_place_and_those_without_text_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("niels_cache_assets.sources.reading.rows.BATCH_DOCUMENTS", 2)
     for number in range(9):
@@ -82,6 +110,23 @@ def test_a_book_is_one_document_in_the_order_of_its_spine(tmp_path: Path) -> Non
     assert texts(Epub(files=files)) == ["Second\n\nFirst\nline"]
     fonts = one_file(tmp_path, "b.epub", book({"one": "Text"}, encryption=ENCRYPTED.format("OPS/font.otf")))
     assert texts(Epub(files=fonts)) == ["Text"]
+
+
+def test_the_spine_of_a_book_may_name_pictures_and_items_that_are_not_there(tmp_path: Path) -> None:
+    pictures = {
+        "cover": '<item id="cover" href="a.jpg" media-type="image/jpeg"/>',
+        "plate": '<item id="plate" href="b.jpg" media-type="image/jpeg" fallback="two"/>',
+        "circle": '<item id="circle" href="c.jpg" media-type="image/jpeg" fallback="circle"/>',
+    }
+    pages = {"one": "One <![CDATA[a < b]]>", "two": "Two"}
+    files = one_file(tmp_path, "a.epub", book(pages, [*pictures, "one"], items="".join(pictures.values())))
+    assert texts(Epub(files=files)) == ["Two\n\nOne a < b"]
+    files = one_file(tmp_path, "b.epub", book(pages, ["one", "none", "two"]))
+    with pytest.raises(NielsCacheError, match=r"b\.epub.*none"):
+        texts(Epub(files=files))
+    documents, context = read(Epub(files=files, keep_damaged=True))
+    assert [document.text for document in documents] == ["One a < b\n\nTwo"]
+    assert context.report.dropped["damaged_file"] == 1
 
 
 def test_a_book_that_cannot_be_read_is_one_line_or_is_left_out(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import encodings, rows
 from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.reading.parquet_files import arrow_batches
 from niels_cache_assets.sources.reading.rows import file_rows
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource
@@ -46,9 +47,9 @@ def as_csv(values: list[dict[str, Any]], delimiter: str = ",") -> bytes:
     return out.getvalue().encode()
 
 
-def as_stream(values: list[dict[str, Any]]) -> bytes:
+def as_stream(values: list[dict[str, Any]] | pa.Table) -> bytes:
     out = io.BytesIO()
-    table = pa.Table.from_pylist(values)
+    table = values if isinstance(values, pa.Table) else pa.Table.from_pylist(values)
     with pa.ipc.new_stream(out, table.schema) as writer:
         writer.write_table(table, max_chunksize=7)
     return out.getvalue()
@@ -115,6 +116,31 @@ def test_the_delimiter_of_a_csv_file_is_logged_once_and_counts_only_if_it_is_set
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b"\xef\xbb\xbf\r\n\nid,text\n1,x|y\n"),
+        ("a.csv", b"sep=;\r\nid;text\r\n1;x|y\r\n"),
+        ("a.csv", b'Ort, Land;"id";text\n2;1;x|y\n'),
+        ("a.tsv", b"id\ttext\ta, b, c; d\n1\tx|y\t\n"),
+    ],
+)
+def test_blank_lines_a_line_of_excel_and_other_delimiters_before_records(tmp_path: Path, name: str, content: bytes) -> None:
+    assert [document.text for document in read(Csv(files=one_file(tmp_path, name, content)))[0]] == ["x|y"]
+
+
+@pytest.mark.parametrize("text", ["{} of the rows", '"{}, ""quoted""\nrow"'])
+def test_a_csv_record_that_damage_cuts_is_left_out(tmp_path: Path, text: str) -> None:
+    lines = [f"{text.format(number)},{number * 7919 % 1009}\n" for number in range(3000)]
+    whole = gzip.compress(("text,n\n" + "".join(lines)).encode())
+    texts = []
+    for content in (whole, whole[: len(whole) // 2]):
+        source = Csv(files=one_file(tmp_path, "a.csv.gz", content), keep_damaged=True)
+        texts.append([document.text for document in read(source)[0]])
+    assert 100 < len(texts[1]) < 2900
+    assert texts[1] == texts[0][: len(texts[1])]
+
+
+@pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("a.csv", b"text,n\na,1\nb,1,2\n", ("record 2", "3 values", "2 columns")),
@@ -122,10 +148,16 @@ def test_the_delimiter_of_a_csv_file_is_logged_once_and_counts_only_if_it_is_set
         ("a.json", b'[{"text": "a"}, {"text": "b"}', ("item 3",)),
         ("a.json", b'[{"text": "a"}, 5]', ("item 2", "int", "object")),
         ("a.json", b'[{"text": "a"}] [1]', ("item 2",)),
+        ("a.csv", b'text,n\na,1\n"b,1\n' + b"c,1\n" * 300_000, ("line 3", "1 MiB")),
+        ("a.csv", "größe,text\n1,a\n".encode("latin-1"), ("header", "utf-8", "encoding")),
         ("a.json", b"[" * 100_000, ("item 1", "nested")),
+        ("a.json", b'[{"text": "a"}, {"text": "b", "n": ' + b"1" * 5000 + b"}]", ("item 2", "4300 digits")),
+        ("a.json", b'[{"text": "' + b"a" * 1_500_000 + b'"}]', ("item 1", "1 MiB", "max_document_mib")),
         ("a.json", b'[{"text": "' + b"a" * 3_000_000 + b'"}]', ("item 1", "1 MiB", "max_document_mib")),
         ("a.arrow", as_stream(ROWS)[:-300], ("a.arrow",)),
         ("a.arrow", b"text\n", ("not a file of Arrow",)),
+        ("a.arrow", as_stream(ROWS)[:-8], ("end marker",)),
+        ("a.arrow", as_stream(pa.table([["a"], ["b"]], names=["text", "text"])), ("more than one column", "'text'")),
         ("a.txt", b"%PDF-1.7\n", ("a PDF", "pdftotext")),
     ],
 )
@@ -143,6 +175,26 @@ def test_bytes_that_are_not_of_the_encoding_are_counted_in_an_array_as_in_lines(
         documents, context = read(Jsonl(files=one_file(tmp_path, name, content), max_replaced_share=1))
         found.append(([document.text for document in documents], context.report.facts["replaced"]["bytes"]))
     assert found == [(["a\ufffdb", "c"], 1)] * 2
+
+
+def test_strings_of_arrow_may_have_another_encoding_and_dictionaries_stay_small_in_memory(tmp_path: Path) -> None:
+    latin = pa.array([b"caf\xe9", b"th\xe9"]).view(pa.string())
+    table = pa.table(
+        {"text": latin, "nested": pa.StructArray.from_arrays([latin], names=["title"]), "n": pa.array([7, 8]).dictionary_encode()}
+    )
+    for field in ("text", "nested.title"):
+        documents, _ = read(Arrow(files=one_file(tmp_path, "a.arrow", as_stream(table)), encoding="latin-1", text_field=field))
+        assert [document.text for document in documents] == ["café", "thé"]
+    repeated = pa.DictionaryArray.from_arrays([0] * 1000, pa.array(["x" * (1 << 20)]))
+    (path,) = one_file(tmp_path, "b.arrow", as_stream(pa.table({"text": repeated})))
+    batches = arrow_batches(SourceFile(path, "b.arrow"), most_rows=1000, start=0)
+    assert [len(next(batches)[1]) for _ in range(3)] == [1, 1, 1]
+
+
+def test_a_nested_field_of_parquet_must_hold_text(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([{"data": {"n": 1}, "text": "a"}]), tmp_path / "a.parquet")
+    with pytest.raises(NielsCacheError, match=r"a.parquet: no field 'data\.n'"):
+        Parquet(files=[str(tmp_path / "a.parquet")], text_field="data.n").check_input({})
 
 
 NESTED = [
@@ -184,7 +236,8 @@ def test_a_field_with_the_whole_name_has_precedence_over_a_nested_one(tmp_path: 
 def test_folders_that_datasets_saved_are_read_without_its_caches(tmp_path: Path) -> None:
     saved = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict(train=saved, test=saved.select([0])).save_to_disk(str(tmp_path), num_shards={"train": 3, "test": 1})
-    (tmp_path / "train/cache-12.arrow").write_bytes(as_stream(ROWS))
+    for name in ("cache-12.arrow", "data-00003-of-00004.arrow"):  # a cache, and a file of a data set that was saved there before
+        (tmp_path / "train" / name).write_bytes(as_stream(ROWS))
     assert not notes_on_source(Arrow(files=[str(tmp_path / "train/*.arrow")]))
     assert [document.text for document in read(Arrow(files=[str(tmp_path / "train")]))[0]] == TEXTS
     with pytest.raises(NielsCacheError, match=r"splits.*train"):

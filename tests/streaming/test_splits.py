@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +84,20 @@ def test_a_stream_that_ends_early_is_taken_whole() -> None:
     taken = [len(splitter.assign(batch)["val"].lengths) for batch in encoded_head(stream("no text", at_a_time=256), counting, splitter)]
     assert sum(taken) == 3_000
     assert splitter.remaining["val"] == 10**6 - 3_000
+
+
+def test_the_stack_stays_small_however_many_batches_are_cut() -> None:
+    """A tokenizer that drops every document makes a round of each."""
+    splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=1, eot=0)
+    pair = DocumentBatch.of([Document("x" * 40)] * 2)
+    nothing = replace(next(Counting()([pair])), tokens=np.zeros(0, np.uint16))
+    rounds = encoded_head(repeat(pair, 10_000), lambda batches: (nothing for _ in batches), splitter)
+    before = threading.stack_size(1 << 18)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(lambda: sum(1 for _ in rounds)).result() == 20_000
+    finally:
+        threading.stack_size(before)
 
 
 def test_documents_that_a_tokenizer_drops_after_the_end_of_val_belong_to_the_part(tmp_path: Path, tiny_model: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +100,23 @@ def test_four_lines_build_chats_of_a_model(hub: LoopbackHub, run: Run, tmp_path:
     assert run("build-all").count("cache hit in") == 2, "a new commit on main changes nothing here"
 
 
+def test_files_that_something_else_fetched_are_completed_once_the_hub_answers(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
+    folder = Path(hub.env["HF_HOME"], "hub/models--meta--llama/snapshots", commit := hub.commit("meta/llama"))
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_bytes(TOKENIZER)
+    (tmp_path / "text.txt").write_text(" ".join(WORDS))
+    keys = f'[tokenizer]\nmodel = "meta/llama"\nrevision = "{commit}"\n[pretrain.text]\nsource = "text"\nfiles = ["text.txt"]\n'
+    (tmp_path / "niels_cache.toml").write_text(keys)
+    for hub.down, side_files in ((True, set()), (False, {"tokenizer_config.json"})):
+        told = run("build-all", "--only", "tokenizer")
+        assert ("only those on this machine" in told) == hub.down
+        files = json.loads((tmp_path / "cache/tokenizer/meta.json").read_text())["files"]
+        assert files.keys() == {"tokenizer.json", *side_files}
+    shutil.rmtree(hub.env["HF_HOME"])
+    hub.close()
+    assert "cache hit in" in run("build-all", "--only", "tokenizer", HF_HUB_OFFLINE="1"), "the built tokenizer is of the pinned commit"
+
+
 def test_a_model_that_cannot_be_used_is_refused_in_one_line(hub: LoopbackHub, run: Run, tmp_path: Path) -> None:
     code = {"tokenization_qwen.py": LLAMA["tokenization_llama.py"], "qwen.tiktoken": b"IQ== 0\n"}
     hub.repositories |= {"meta/gated": LLAMA, "meta/code": code}
@@ -106,7 +124,7 @@ def test_a_model_that_cannot_be_used_is_refused_in_one_line(hub: LoopbackHub, ru
     for name, status, facts in [
         ("meta/gated", 2, ("https://huggingface.co/meta/gated", "hf auth login", "licence")),
         ("meta/code", 2, ("no tokenizer.json and no tokenizer.model and no tekken.json", "never run")),
-        ("meta/nothing", 2, ("no such model", "https://huggingface.co/meta/nothing")),
+        ("meta/nothing", 2, ("no such model", "https://huggingface.co/meta/nothing", "correct its path")),
         ("my.model", 2, ("does not exist",)),
         ("models/my.json", 2, ("does not exist",)),
     ]:

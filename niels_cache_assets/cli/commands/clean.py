@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.parallel import map_in_processes
-from niels_cache_assets.base.reasons import DROP_REASONS, explain
+from niels_cache_assets.base.reasons import explain, reasons_of
 from niels_cache_assets.base.wording import format_count, format_share
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least, option
 from niels_cache_assets.cli.console import diagnostics, display, excerpt, new_table, print_facts, title_of
@@ -47,7 +47,7 @@ COMMAND = Command(
         option(
             "-n", "N", "examples to print for each reason (default: 3 with --dropped or --reason)", dest="count", type=integer_at_least(0)
         ),
-        option("--reason", "REASON", "only print examples of this reason", choices=[*DROP_REASONS]),
+        option("--reason", "REASON", "only print examples of this reason", choices=reasons_of("cleaning", "reading")),
         option("--limit", "N", "only read the first N documents", type=integer_at_least(1)),
         option("--text-field", "FIELD", "text field of rows (default: text, else the only possible field)"),
         option(

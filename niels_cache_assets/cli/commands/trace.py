@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.cli.command import WHERE, Command, integer_at_least, option, raise_invalid, whole_number
+from niels_cache_assets.cli.command import WHERE, Command, option, raise_invalid, whole_number
 from niels_cache_assets.cli.console import display, mark, new_table, print_json, styled
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -42,7 +42,7 @@ def _name_and_folder(text: str) -> tuple[str, str]:
 COMMAND = Command(
     options=(
         option("--state", "FILE", "JSON file or torch checkpoint that contains the loader state", required=True),
-        option("--step", "N", "number of the batch, counted from 0 like loader.step", type=integer_at_least(0), required=True),
+        option("--step", "N", "number of the batch, counted from 0 like loader.step", type=whole_number, required=True),
         option("--rank", "R", "rank that received the batch (default: 0)", type=whole_number, default=0),
         option("--row", "I", "show only this row, with its full text", type=whole_number),
         option("--column", "J", "show only this token of the row: x[I, J], which is y[I, J - 1]", type=whole_number),
@@ -80,6 +80,8 @@ def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.inspection.origins import caches_of, row_of
     from niels_cache_runtime.loader.trace import BatchTrace
 
+    if arguments.step < 0:
+        raise NielsCacheError(f"{WHERE}: --step {arguments.step}: must be at least 0; steps are counted from 0")
     if arguments.column is not None and arguments.row is None:
         raise NielsCacheError(f"{WHERE}: --column {arguments.column}: needs a row; add --row")
     state = read_loader_state(arguments.state)

@@ -27,7 +27,10 @@ _TRY_AGAIN = {408, 429, 500, 502, 503, 504}  # HTTP statuses after which a later
 _REFUSALS = {401, 403, 404}
 _MAX_REASON = 300  # characters
 _WITHOUT_HUB = 'read a copy: files = ["/path/to/copy/*.parquet"]'
-_TEXTS = {"dataset": ("data set", "datasets/", "pinned_revision"), "model": ("model", "", "revision")}  # noun, folder of pages, key
+_TEXTS = {  # noun, folder of pages, key, note on a name that may not exist
+    "dataset": ("data set", "datasets/", "pinned_revision", ""),
+    "model": ("model", "", "revision", " (if a file or folder is meant, correct its path)"),
+}
 
 
 def unknown_choice_message(what: str, requested: str | None, choices: Sequence[str]) -> str:
@@ -81,11 +84,11 @@ def hub_error(
     def caused_by(*types: type[BaseException]) -> bool:
         return any(isinstance(link, types) for link in chain)
 
-    noun, folder, key = _TEXTS[repo_type]
+    noun, folder, key, note = _TEXTS[repo_type]
     page = f"https://huggingface.co/{folder}{name}"
 
     def unreachable(detail: str) -> SourceUnavailableError:
-        known = "and it is unknown whether the name exists"  # a wrong name causes the same failure
+        known = f"and it is unknown whether the name exists{note}"  # a wrong name causes the same failure
         if Path(HF_HUB_CACHE, f"{repo_type}s--{name.replace('/', '--')}").is_dir():
             known = f"but this machine has read the {noun} before"
         return SourceUnavailableError(
@@ -115,7 +118,7 @@ def hub_error(
         detail = f"HTTP {min(statuses)}" if statuses else type(chain[-1]).__name__
         return unreachable(detail)
     if caused_by(errors.RepositoryNotFoundError, DatasetNotFoundError) or 401 in statuses:  # the hub hides private data sets with 401
-        return NielsCacheError(f"{name}: no such {noun} on the hub, or a private one; check the name at {page}, or {log_in}")
+        return NielsCacheError(f"{name}: no such {noun} on the hub{note}, or a private one; check the name at {page}, or {log_in}")
     if 403 in statuses:
         return NielsCacheError(f"{name}: the hub refuses access (HTTP 403); accept the terms at {page}, if there are any, and {log_in}")
     if 404 in statuses:

@@ -91,8 +91,7 @@ class _Handler:
     """
 
     def __init__(self, where: str, limit: int, row: int) -> None:
-        self.pages: list[Page] = []
-        self.starts: list[int] = []  # start of each page, in bytes that expat received
+        self.pages: list[tuple[Page, int]] = []  # each with its start, in bytes that expat received
         self.ended = False  # the root element is closed
         self.parser = expat.ParserCreate(namespace_separator=" ")
         self.parser.buffer_text = True
@@ -109,7 +108,7 @@ class _Handler:
         self._collected = 0  # characters in `_parts`
         self._redirect = False
         self._start = 0
-        self._text = (0, 0)  # begin and end of the page's text, counted like `starts`
+        self._text = (0, 0)  # begin and end of the page's text, counted like the starts of pages
         self.replaced: deque[_Replaced] = deque()  # replaced characters after the last page, in order
         self._row = row
         self.site: Site | None = None  # the wiki that the dump describes, known from the first page on
@@ -167,21 +166,19 @@ class _Handler:
             namespace = values.get("namespace", "").strip()
             if "namespace" not in values and self.site is not None:  # the export format before version 0.5
                 namespace = str(self.site.namespace_of(title))
-            self.pages.append(
-                Page(
-                    row=self._row,
-                    id=values.get("id", "").strip(),
-                    title=title,
-                    namespace=int(namespace) if re.fullmatch(r"-?\d{1,9}", namespace) else 0,
-                    redirect=self._redirect,
-                    model=values.get("model", "wikitext").strip(),
-                    text=values.get("text"),
-                    replaced_bytes=sum(each.size for each in replaced),
-                    replaced=sum(each.characters for each in in_text),
-                    has_nul=any(each.has_nul for each in in_text),
-                )
+            page = Page(
+                row=self._row,
+                id=values.get("id", "").strip(),
+                title=title,
+                namespace=int(namespace) if re.fullmatch(r"-?\d{1,9}", namespace) else 0,
+                redirect=self._redirect,
+                model=values.get("model", "wikitext").strip(),
+                text=values.get("text"),
+                replaced_bytes=sum(each.size for each in replaced),
+                replaced=sum(each.characters for each in in_text),
+                has_nul=any(each.has_nul for each in in_text),
             )
-            self.starts.append(self._start)
+            self.pages.append((page, self._start))
             self._row += 1
             self._values = {}
         self.ended = not self._path
@@ -286,14 +283,13 @@ def _pages_from(handler: _Handler, position: FilePosition, *, after: int, offset
         after: The number of bytes that expat had received before the last text.
         offset: The offset of the last text in the file, or None if it is unknown.
     """
-    for page, start in zip(handler.pages, handler.starts, strict=True):
+    for page, start in handler.pages:
         if page.row >= position.row:
             position.row = page.row + 1
             if offset is not None and start >= after:
                 position.offset, position.offset_row = offset + start - after, page.row
             yield page
     handler.pages.clear()
-    handler.starts.clear()
 
 
 def _parser_offset(parser: expat.XMLParserType, received: int, offset: int) -> int:

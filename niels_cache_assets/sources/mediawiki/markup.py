@@ -169,7 +169,7 @@ class _Page:
             self._headings = []
             self.lines += self.section
         elif shown:
-            self.listed += shown[: _LISTED_LINES - len(self.listed)] if len(self.listed) < _LISTED_LINES else []
+            self.listed = [*self.listed, *shown][:_LISTED_LINES]
         self.section = []
 
 
@@ -220,15 +220,15 @@ def _closed_markup(text: str, site: Site) -> str:
     stack: list[tuple[str, int]] = []  # open marks, and the index of each in `out`
     position = 0
 
-    def never_closes(index: int) -> None:
-        out[index] = _ROWS if out[index].startswith((_ROWS, "{{")) else ""
+    def never_close(marks: list[tuple[str, int]]) -> None:
+        for _, index in marks:
+            out[index] = _ROWS if out[index].startswith((_ROWS, "{{")) else ""
 
     def close(kind: str) -> int | None:
         """Return the index in `out` of the open mark for a closing mark, and pop this open mark. Open marks above it never close."""
         for depth in range(len(stack) - 1, -1, -1):
             if stack[depth][0] == kind:
-                for _, index in stack[depth + 1 :]:
-                    never_closes(index)
+                never_close(stack[depth + 1 :])
                 index = stack[depth][1]
                 del stack[depth:]
                 return index
@@ -238,8 +238,7 @@ def _closed_markup(text: str, site: Site) -> str:
 
     def open_mark(kind: str, shown: str) -> None:
         if len(stack) >= _DEPTH:  # such marks are not meant as markup; their text shows
-            for _, index in stack:
-                never_closes(index)
+            never_close(stack)
             stack.clear()
         stack.append((kind, len(out)))
         out.append(shown)
@@ -287,8 +286,7 @@ def _closed_markup(text: str, site: Site) -> str:
         else:
             out.append(_LESS)
     out.append(text[position:])
-    for _, index in stack:
-        never_closes(index)
+    never_close(stack)
     return "".join(out)
 
 
@@ -373,7 +371,7 @@ def _line_text(line: str) -> str:
     elif line.startswith(_LINK) and _only_languages(line):
         return ""
     if "''" in line:
-        line = _QUOTES.sub(lambda match: "'" * ((0, 0, 0, 0, 1)[len(match[0])] if len(match[0]) < 5 else len(match[0]) - 5), line)
+        line = _QUOTES.sub(lambda match: "'" * max(len(match[0]) - 5, len(match[0]) == 4), line)
     if _LINK in line or "&" in line:  # addresses without brackets need no parser, because they show unchanged
         line = _replaced(line, _LITERALS)
         shown = simple_text(line)

@@ -10,6 +10,7 @@ become text. Links and entities in an argument are not changed. The time is line
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import count, takewhile
 from typing import TypeVar
 
 from niels_cache_assets.sources.mediawiki.names import COUNTRIES
@@ -71,11 +72,7 @@ def _text(call: str, before: str) -> str | None:
     text = " ".join(make(arguments).split())
     if not text.strip("\x03 "):
         return None
-    if title in _AFTER_NUMBERS and before[-1:].isdigit():
-        return " " + text
-    if title in _RAISED and before[-1:].isdigit():
-        return "^" + text
-    return text
+    return _AFTER_DIGITS.get(title, "") + text if before[-1:].isdigit() else text
 
 
 def _arguments(call: str) -> Arguments:
@@ -111,10 +108,7 @@ def _first_given(arguments: Arguments, *keys: str) -> str:
 
 def _in_order(arguments: Arguments) -> list[str]:
     """Return the arguments without a name, up to the first gap."""
-    values: list[str] = []
-    while str(len(values) + 1) in arguments:
-        values.append(arguments[str(len(values) + 1)])
-    return values
+    return [arguments[key] for key in takewhile(arguments.__contains__, map(str, count(1)))]
 
 
 def _argument(*keys: str) -> Template:
@@ -175,11 +169,7 @@ def _val(arguments: Arguments) -> str:
 
 def _fraction(arguments: Arguments) -> str:
     values = [value for value in _in_order(arguments) if value][:3]
-    if not values:
-        return ""
-    if len(values) == 1:
-        return f"1/{values[0]}"
-    return f"{values[0]}/{values[1]}" if len(values) == 2 else f"{values[0]} {values[1]}/{values[2]}"
+    return ("", "1/{}", "{}/{}", "{} {}/{}")[len(values)].format(*values)
 
 
 def _as_of(arguments: Arguments) -> str:
@@ -342,8 +332,8 @@ _CURRENCIES = {
     "₴": "₴, uah",
     "CHF ": "chf",
 }
-_AFTER_NUMBERS = frozenset(("frac", "sfrac", "fraction", "tfrac"))
-_RAISED = frozenset(("sup",))
+_FRACTIONS = ("frac", "sfrac", "fraction", "tfrac")
+_AFTER_DIGITS = {**dict.fromkeys(_FRACTIONS, " "), "sup": "^"}  # what comes between a digit and the text of these templates
 
 _TEXTS: dict[str, Template] = _by_name(
     {
@@ -361,7 +351,7 @@ _TEXTS: dict[str, Template] = _by_name(
         _convert: "convert, cvt",
         _val: "val",
         _form("×10^{0}"): "e, esp, x10^",
-        _fraction: ", ".join(_AFTER_NUMBERS),
+        _fraction: ", ".join(_FRACTIONS),
         _as_of: "as of, asof",
         _joined(""): "chem, chem2, ce, linktext, gaps",
         _joined("+"): "key, keypress, key press, button",

@@ -44,7 +44,7 @@ MARK = re.compile("[\udc01-\udcff]")
 
 Values = dict[str, Any]  # of a row, by column
 
-_SET_ENCODING = 'set the key encoding to the encoding of the files, such as encoding = "latin-1"'
+SET_ENCODING = 'set the key encoding to the encoding of the files, such as encoding = "latin-1"'
 _BOMS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # must come before UTF-16, whose byte order mark has the same first bytes
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -292,7 +292,8 @@ def read_lines(
 def read_items(stream: IO[bytes], position: FilePosition, where: str, options: TextOptions) -> Iterator[tuple[int, str, str | None]]:
     """Yield (index from 0, JSON text, marked text or None) of the items of a JSON array, or of JSON values one after the other.
 
-    The items before `position` are read again. About two items are in memory. A missing comma is no error; a missing end of the array is.
+    The items before `position` are read again. About two items are in memory. An item that is already in memory may be longer than `limit`.
+    A missing comma is no error; a missing end of the array is.
 
     Args:
         stream: A newly opened stream.
@@ -301,9 +302,8 @@ def read_items(stream: IO[bytes], position: FilePosition, where: str, options: T
         options: How to read items.
 
     Raises:
-        NielsCacheError: If an item is too long, or if the text is not valid JSON.
+        NielsCacheError: If an item is too long to be read, or if the text is not valid JSON.
     """
-    position.offset = 0
     position.seek(stream)
     text = io.TextIOWrapper(stream, encoding_of(stream, options.encoding), MARKS, newline="")
     find_end, index, start = json.JSONDecoder().raw_decode, 0, 0
@@ -314,8 +314,6 @@ def read_items(stream: IO[bytes], position: FilePosition, where: str, options: T
         start = _GAP.match(buffer, start).end()  # type: ignore[union-attr]
         try:
             end = find_end(buffer, start)[1]
-        except RecursionError:  # the caller cannot read the item either, and raises the error
-            end = len(buffer)
         except json.JSONDecodeError as error:
             if len(buffer) - start > options.limit:
                 refuse_length(f"{where}: item {index + 1}", options.limit)
@@ -327,6 +325,8 @@ def read_items(stream: IO[bytes], position: FilePosition, where: str, options: T
             if is_end or is_damaged(stream):
                 return
             raise NielsCacheError(f"{where}: item {index + 1} is not valid JSON ({error.msg}); correct the file") from error
+        except (RecursionError, ValueError):  # the caller cannot read the item either, and raises the error
+            end = len(buffer)
         item, start, index = buffer[start:end], end, index + 1
         if index > position.row:
             position.row = index
@@ -478,7 +478,7 @@ def decoding_warning(meta: Mapping[str, Any]) -> str | None:
         problems.append(f"{facts[REPLACED]['bytes']:,} bytes are not {encoding} and became U+FFFD ({_most_damaged(facts[REPLACED])})")
     if NOT_TEXT in facts:
         problems.append(f"documents dropped as not_text: {facts[NOT_TEXT]['documents']:,} ({_most_damaged(facts[NOT_TEXT])})")
-    return f"{'; '.join(problems)}; {_SET_ENCODING}, or remove them" if problems else None
+    return f"{'; '.join(problems)}; {SET_ENCODING}, or remove them" if problems else None
 
 
 def _most_damaged(counted: dict[str, Any]) -> str:
@@ -492,7 +492,7 @@ def not_text_note(facts: dict[str, Any]) -> str:
     """Return a note for the error of a build without documents. It is empty if no document was dropped as `not_text`."""
     if NOT_TEXT not in facts:
         return ""
-    return f"; not text: {_most_damaged(facts[NOT_TEXT])}; {_SET_ENCODING}, or remove files that are not text"
+    return f"; not text: {_most_damaged(facts[NOT_TEXT])}; {SET_ENCODING}, or remove files that are not text"
 
 
 def marked_values(values: Iterable[bytes | None], encoding: str, damaged: dict[int, str]) -> list[str | None]:

@@ -12,6 +12,7 @@ import glob
 import hashlib
 import io
 import itertools
+import json
 import os
 import posixpath
 import re
@@ -241,8 +242,13 @@ def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) ->
 def _local_matches(pattern: str, endings: tuple[str, ...]) -> tuple[str, dict[str, str], dict[str, str]]:
     pattern = os.path.abspath(os.path.expanduser(pattern))
     if os.path.isdir(pattern) and endings:
+        if os.path.isfile(os.path.join(pattern, "dataset_dict.json")):
+            raise NielsCacheError(
+                f"files: {pattern!r} holds splits in folders; name one of them, such as {os.path.join(pattern, 'train')!r}"
+            )
         found = files_below(pattern)
-        urls = {path.replace(os.sep, "/"): path for path in found.paths if path.lower().endswith(endings)}
+        paths = saved_files(pattern) or [path for path in found.paths if path.lower().endswith(endings)]
+        urls = {path.replace(os.sep, "/"): path for path in paths}
         if not urls:
             raise NielsCacheError(f"files: {pattern!r} holds no file that ends in {', '.join(endings)}; name the files, or another folder")
         return Path(glob.escape(pattern), "**").as_posix(), urls, found.again
@@ -250,6 +256,15 @@ def _local_matches(pattern: str, endings: tuple[str, ...]) -> tuple[str, dict[st
         raise NielsCacheError(f"files: {pattern!r} is a folder; name the files in it, for example {os.path.join(pattern, '*.jsonl')!r}")
     found = GlobResult([pattern], {}) if os.path.exists(pattern) else glob_files(pattern)
     return Path(pattern).as_posix(), {path.replace(os.sep, "/"): path for path in found.paths}, found.again
+
+
+def saved_files(folder: str) -> list[str]:
+    """Return the data files of a folder that `datasets` saved, where it also keeps caches and older data. Empty for other folders."""
+    try:
+        named = json.loads(Path(folder, "state.json").read_bytes())["_data_files"]
+        return [os.path.join(folder, each["filename"]) for each in named]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
 
 
 def _remote_matches(pattern: str) -> tuple[str, dict[str, str], dict[str, str]]:

@@ -12,6 +12,7 @@ What the rows mean is up to the sources.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -71,7 +72,7 @@ def open_parquet(file: SourceFile, text_field: str | None = None) -> Iterator[Pa
 
     Args:
         file: The file.
-        text_field: A nested field (see `nested_value`), which becomes a column of its own if the file has it, or None.
+        text_field: A nested field (see `nested_value`), which becomes a column of its own if the file has text there, or None.
     """
     with open_for_arrow(file, "Parquet") as source:
         yield ParquetTable(source, file.name, text_field)
@@ -90,7 +91,7 @@ def open_for_arrow(file: SourceFile, format_name: str) -> Iterator[str | IO[byte
             raise
         except pa.ArrowException as error:
             stream.seek(0)
-            kind = describe_content(stream.read(HEAD_BYTES))
+            kind = describe_content(stream.read(HEAD_BYTES), format_name)
             raise NielsCacheError(f"{file.name}: not a file of {format_name}, or damaged ({error}); replace the file{kind}") from error
         except (ValueError, LookupError, ArithmeticError) as error:
             raise NielsCacheError(f"{file.name}: holds a value that cannot be read ({error}); correct the file, or leave it out") from error
@@ -208,8 +209,9 @@ class ParquetTable:
         self.columns: dict[str, pa.DataType] = {field.name: _plain_type(field.type) for field in schema}
         self._repeated = [*_repeated_names(schema)]
         self._nested = ""
-        leaves = [re.sub(r"\.list\.\w+", "", self._parquet.schema.column(index).path) for index in range(len(self._parquet.schema))]
-        if text_field and text_field not in self.columns and text_field.replace("[]", "") in leaves:
+        leaves = map(self._parquet.schema.column, range(len(self._parquet.schema)))
+        texts = [re.sub(r"\.list\.\w+", "", leaf.path) for leaf in leaves if leaf.physical_type in _BYTES]
+        if text_field and text_field not in self.columns and text_field.replace("[]", "") in texts:
             self._nested = text_field
             self.columns[text_field] = pa.large_string()
 
@@ -258,8 +260,9 @@ class ParquetTable:
         outer = self._nested.partition(".")[0].rstrip("[]")
         chosen = list(dict.fromkeys(outer if name == self._nested else name for name in requested))
         if repeated := [".".join(path) for path in self._repeated if path[0] in chosen]:
-            names = " and ".join(map(repr, repeated))
-            raise NielsCacheError(f"{self._name}: has more than one column named {names}; rename them, or keep only one")
+            raise NielsCacheError(
+                f"{self._name}: has more than one column named {' and '.join(map(repr, repeated))}; keep only one of them"
+            )
         first, rows_at_once = 0, 1  # start with one row, in case the sizes in the file are wrong
         for group in range(self._parquet.num_row_groups):
             metadata = self._parquet.metadata.row_group(group)
@@ -337,22 +340,35 @@ def arrow_batches(file: SourceFile, *, most_rows: int, start: int) -> Iterator[t
         file: The file.
         most_rows: The maximum number of rows of a batch. Rows of a large average size come in smaller batches.
         start: The number of the first row to yield.
+
+    Raises:
+        NielsCacheError: If two columns have the same name, or if a stream lacks its end marker.
     """
     import pyarrow as pa
     from pyarrow import ipc
 
-    first = 0
+    first, size = 0, 1  # start with one row, because a value of a dictionary may be long
     with open_for_arrow(file, "Arrow") as source:
         stream = pa.memory_map(source) if isinstance(source, str) else source
         is_stream = stream.read(6) != b"ARROW1"  # with which the file format begins
         stream.seek(0)
         reader = ipc.open_stream(stream) if is_stream else ipc.open_file(stream)
+        for path in _repeated_names(reader.schema):
+            raise NielsCacheError(f"{file.name}: has more than one column named {'.'.join(path)!r}; keep only one of them")
         for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
-            batch.validate(full=True)
-            size = max(1, min(most_rows, _AVERAGE_BYTES * len(batch) // max(batch.nbytes, 1)))
-            for row in range(max(0, start - first), len(batch), size):
-                yield first + row, _decoded(batch.slice(row, size))
+            for column in batch.columns:
+                column.view(with_bytes(column.type)).validate(full=True)  # strings need not be UTF-8
+            row = max(0, start - first)
+            while row < len(batch):
+                decoded = _decoded(batch.slice(row, size))
+                yield first + row, decoded
+                row += size
+                size = max(1, min(2 * size, most_rows, _AVERAGE_BYTES * len(decoded) // max(decoded.nbytes, 1)))
             first += len(batch)
+        if is_stream:
+            stream.seek(-8, os.SEEK_END)
+            if stream.read() != b"\xff\xff\xff\xff\0\0\0\0":
+                raise pa.ArrowInvalid("it lacks the end marker, so rows may be missing")
 
 
 def is_string_type(arrow_type: Any) -> bool:
@@ -409,6 +425,20 @@ def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> I
             kind = kind.value_type
         if types.is_struct(kind):
             yield from _repeated_names(kind, (*path, field.name))
+
+
+def with_bytes(kind: pa.DataType) -> pa.DataType:
+    """Return the type with bytes in place of strings, as which a column can be viewed."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if is_string_type(kind):
+        return {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(kind, pa.binary_view())
+    if types.is_list(kind) or types.is_large_list(kind):
+        return (pa.list_ if types.is_list(kind) else pa.large_list)(with_bytes(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([(field.name, with_bytes(field.type)) for field in kind])
+    return kind
 
 
 def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from niels_cache_assets.base.first_bytes import describe_content
@@ -21,6 +21,7 @@ from niels_cache_assets.sources.reading.encodings import (
     MARK,
     MARKS,
     PLAIN,
+    SET_ENCODING,
     UTF8,
     DamagedRow,
     TextOptions,
@@ -35,7 +36,7 @@ from niels_cache_assets.sources.reading.encodings import (
     unmarked,
 )
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, valid_unicode
-from niels_cache_assets.sources.reading.parquet_files import arrow_batches, is_bytes_type, is_string_type, may_hold_text, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import arrow_batches, is_bytes_type, may_hold_text, open_parquet, with_bytes
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
 from niels_cache_assets.sources.text_column import ROWS, TEXT, count_file_without, nested_value
 from niels_cache_assets.sources.types import StreamContext
@@ -234,6 +235,8 @@ def json_rows(file: SourceFile, position: FilePosition | None = None, options: T
                 raise NielsCacheError(
                     f"{file.name}: {unit} {index + 1} is not valid JSON ({error}); each {unit} must hold one object{kind}"
                 ) from error
+            if len(line) > options.limit:
+                refuse_length(f"{file.name}: {unit} {index + 1}", options.limit)
             if not isinstance(row, dict):
                 raise NielsCacheError(f"{file.name}: {unit} {index + 1} is a JSON {type(row).__name__}; each {unit} must hold one object")
             yield index, row if marked is None else DamagedRow.of_json(row, marked)
@@ -266,10 +269,14 @@ def line_rows(
 
 
 def _delimiter_of(name: str, header: str) -> str:
-    """Return the delimiter that the name of a file promises. If only another of comma, tab, `;` and `|` is in the header, return that."""
+    """Return which of comma, tab, `;` and `|` is most frequent in the header.
+
+    If none is, or if several are equally frequent, the name of the file decides. A tab in the header of a .tsv file always counts.
+    """
     named = "\t" if re.search(r"\.tsv(\.\w+)?$", name, re.IGNORECASE) else ","
-    counts = Counter(re.findall(r"[,\t;|]", re.sub(r'"[^"]*"', "", header)))
-    return named if named in counts or not counts else max(counts, key=counts.__getitem__)
+    if named == "\t" and named in header:
+        return named
+    return max([named, *",\t;|"], key=re.sub(r'"[^"]*"', "", header).count)
 
 
 def csv_rows(
@@ -284,7 +291,7 @@ def csv_rows(
 ) -> Iterator[tuple[int, Values]]:
     """Yield (index of the record from 0, object) of a CSV file. All values are strings.
 
-    A blank line is no record. A value that a record lacks is null.
+    A blank line is no record. A value that a record lacks is null. With `on_damage`, a record that the damage cuts is left out.
 
     Args:
         file: See `json_rows`, like the other arguments.
@@ -293,51 +300,66 @@ def csv_rows(
         delimiter: The character between values. None: a tab in .tsv files, otherwise a comma, but see `on_delimiter`.
         quote: The character around values with delimiters or line ends, or "" if there is none.
         columns: The names of the columns of a file without a header.
-        on_delimiter: Receives the delimiter, which the first line may decide (`_delimiter_of`). None: only the name decides, as on the hub.
+        on_delimiter: Receives the delimiter, which the header may decide (`_delimiter_of`). None: only the name decides, as on the
+            hub. A first line like `sep=;`, as Excel writes it, has precedence.
 
     Raises:
-        NielsCacheError: If a record is too long or has more values than the header, or if two columns have the same name.
+        NielsCacheError: If a record is too long or has more values than the header, if two columns have the same name, or if the header is
+            not of the encoding.
     """
     position, limit = position or FilePosition(), options.limit
     with file_errors(file), open_bytes(file, options.on_damage) as stream:
-        position.offset = 0
         position.seek(stream)
-        lines = decoded_lines(stream, file.name, limit, encoding_of(stream, options.encoding))
+        lines = (
+            line
+            for line in decoded_lines(stream, file.name, limit, encoding_of(stream, options.encoding))
+            if line.endswith("\n") or not is_damaged(stream)  # otherwise the damage cuts the line
+        )
         first = next(lines, "").removeprefix("\ufeff")
+        blank = before = 0  # lines before the header, and before the record that is read next
+        if re.match("sep=.\r?\n", first):
+            delimiter = delimiter or first[4]
+            first = "\n"
+        while first in ("\n", "\r\n"):
+            first, blank = next(lines, ""), blank + 1
         csv.field_size_limit(limit)
         delimiter = delimiter or _delimiter_of(file.name, first if on_delimiter else "")
         if on_delimiter:
             on_delimiter(delimiter)
         records = csv.reader(
-            chain([first], lines),
+            chain(repeat("\n", blank), [first], lines),  # blank lines count in the numbers of lines
             delimiter=delimiter,
             quotechar=quote or None,
             quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
             strict=True,
         )
         try:
-            header = list(columns) or next(records, [])
-            if len(set(header)) < len(header):
-                twice = next(name for name in header if header.count(name) > 1)
-                raise NielsCacheError(f"{file.name}: has more than one column named {twice!r}; rename them, or keep only one")
+            header = list(columns) or next(filter(None, records), [])
+            if on_delimiter and MARK.search("".join(header)):
+                raise NielsCacheError(f"{file.name}: the header is not {options.encoding}; {SET_ENCODING}")
+            if repeated := [name for name, count in Counter(header).items() if count > 1]:
+                raise NielsCacheError(f"{file.name}: has more than one column named {repeated[0]!r}; rename them, or keep only one")
+            before = records.line_num
             for row, record in enumerate(filter(None, records)):
+                before = records.line_num
                 if row < position.row:
                     continue
                 position.row = row + 1
                 if len(record) > len(header):
                     raise NielsCacheError(f"{file.name}: record {row + 1} has {len(record)} values for {len(header)} columns; correct it")
-                if sum(map(len, record)) > limit:
+                text, values = "".join(record), dict(zip_longest(header, record))
+                if len(text) > limit:
                     refuse_length(f"{file.name}: record {row + 1}", limit)
-                marked = dict(zip_longest(header, record))
-                size = sum(damage_of(value).size for value in record)
-                values = {name: value and unmarked(value) for name, value in marked.items()} if size else marked
-                yield row, DamagedRow(values, marked, MARK, size) if size else values
+                if size := damage_of(text).size:
+                    values = DamagedRow({name: value and unmarked(value) for name, value in values.items()}, values, MARK, size)
+                yield row, values
         except csv.Error as error:
+            if is_damaged(stream) and "end of data" in str(error):
+                return
+            where = f"{file.name}: line {before + 1}"
             if "field limit" in str(error):
-                refuse_length(f"{file.name}: line {records.line_num}", limit)
-            raise NielsCacheError(
-                f"{file.name}: line {records.line_num}: not CSV ({error}); correct the file, or the quotes and delimiter"
-            ) from error
+                refuse_length(where, limit)
+            raise NielsCacheError(f"{where}: not CSV ({error}); correct the file, or the quotes and delimiter") from error
 
 
 def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None) -> list[Any]:
@@ -371,7 +393,7 @@ def rows_in(batch: pa.RecordBatch, encoding: str) -> list[Values]:
         with suppress(UnicodeDecodeError):
             return batch.to_pylist()
     columns = [
-        [_marked(value, column.type, encoding) for value in column.cast(_with_bytes(column.type)).to_pylist()] for column in batch.columns
+        [_marked(value, column.type, encoding) for value in column.view(with_bytes(column.type)).to_pylist()] for column in batch.columns
     ]
     rows = [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
     return [_as_damaged_row(row) for row in rows]
@@ -381,26 +403,12 @@ def _has_bytes(kind: pa.DataType) -> bool:
     return is_bytes_type(kind) or any(_has_bytes(kind.field(index).type) for index in range(kind.num_fields))
 
 
-def _with_bytes(kind: pa.DataType) -> pa.DataType:
-    """Return the type with bytes in place of strings."""
-    import pyarrow as pa
-    from pyarrow import types
-
-    if is_string_type(kind):
-        return pa.large_binary()
-    if types.is_list(kind) or types.is_large_list(kind):
-        return pa.large_list(_with_bytes(kind.value_type))
-    if types.is_struct(kind):
-        return pa.struct([(field.name, _with_bytes(field.type)) for field in kind])
-    return kind
-
-
 def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
     """Return the value with marked text in place of the bytes of strings.
 
     Args:
-        value: A value of a column that was cast to `_with_bytes(kind)`.
-        kind: The type of the value before that cast.
+        value: A value of a column that was viewed as `with_bytes(kind)`.
+        kind: The type of the value of the column itself.
         encoding: The encoding of strings that are not UTF-8.
     """
     from pyarrow import types
