@@ -125,14 +125,9 @@ class RequiredDropLists:
         """
         try:
             yield
-        except Exception:
-            self._require_unchanged(root)
-            raise
-        self._require_unchanged(root)
-
-    def _require_unchanged(self, root: Path) -> None:
-        for name, meta in self.corpora.items():
-            require_unchanged(corpus_dir(root, name), meta)
+        finally:
+            for name, meta in self.corpora.items():
+                require_unchanged(corpus_dir(root, name), meta)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -319,18 +319,17 @@ class Graph:
     def _in_order(self, keys: Sequence[str]) -> list[str]:
         inputs = {key: [each for each in self[key].inputs() if each in keys] for key in keys}
         order: list[str] = []
+        last: dict[str, int] = {}  # the latest place of each key
         left = list(keys)
-
-        def last(key: str) -> int:
-            return max((index for index, each in enumerate(order) if each == key), default=-1)
 
         def is_due(key: str) -> bool:
             """Return whether an input of this artifact was built after the artifact."""
-            return key in left and any(last(each) > last(key) for each in inputs[key])
+            return key in left and any(last.get(each, -1) > last.get(key, -1) for each in inputs[key])
 
         while left:
-            ready = [key for key in left if all(each in order and not is_due(each) for each in inputs[key])]
-            if ready:
+            if ready := [key for key in left if all(each in last and not is_due(each) for each in inputs[key])]:
                 left.remove(ready[0])
-            order.append(ready[0] if ready else next(key for key in left if is_due(key) and self[key].builds_from_partial_inputs))
+            step = ready[0] if ready else next(key for key in left if is_due(key) and self[key].builds_from_partial_inputs)
+            last[step] = len(order)
+            order.append(step)
         return order

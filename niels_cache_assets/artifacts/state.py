@@ -55,18 +55,13 @@ State = Literal[
 ]
 Condition = Literal["complete", "stale", "missing", "broken", "off"]
 
-_CONDITIONS: dict[State, Condition] = {
+_CONDITIONS: dict[State, Condition] = {  # all other states are stale
     "in sync": "complete",
     "built": "complete",
     "missing": "missing",
     "disabled": "off",
     "switched off": "off",
     "not configured": "off",
-    "no tokenizer": "stale",
-    "other tokenizer": "stale",
-    "other settings": "stale",
-    "other revision": "stale",
-    "no corpus": "stale",
     "unreadable": "broken",
     "damaged": "broken",
     "other data set": "broken",
@@ -114,7 +109,7 @@ class CacheState:
     @property
     def condition(self) -> Condition:
         """How the files compare with the configuration."""
-        return _CONDITIONS[self.state]
+        return _CONDITIONS.get(self.state, "stale")
 
     @property
     def needs_build(self) -> bool:
@@ -190,13 +185,8 @@ def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluati
 
 
 @_evaluate.register
-def _(plan: PartsPlan) -> Evaluation:
-    return _evaluate_current(plan, plan.read)
-
-
-@_evaluate.register
-def _(step: SearchStep) -> Evaluation:
-    return _evaluate_current(step, step.current)
+def _(step: PartsPlan | SearchStep) -> Evaluation:
+    return _evaluate_current(step)
 
 
 @_evaluate.register
@@ -221,7 +211,7 @@ def _(tokenizer: Tokenizer) -> Evaluation:
 
 @_evaluate.register
 def _(corpus: Corpus) -> Evaluation:
-    state, advice = _evaluate_current(corpus, corpus.current)
+    state, advice = _evaluate_current(corpus)
     if state != "missing" and not corpus.is_part:
         _read_with(corpus.directory, _CORPUS_KEYS, named=True)
     return state, f"{advice}; {_parts_summary(corpus)}" if advice and corpus.is_joined else advice
@@ -336,11 +326,11 @@ def _state(
     return found
 
 
-def _evaluate_current(artifact: Artifact, require_current: Callable[[], object]) -> Evaluation:
+def _evaluate_current(artifact: Artifact) -> Evaluation:
     if not artifact.record_path.exists():
         return "missing", "build it"
     try:
-        require_current()
+        artifact.current()
     except NielsCacheError as error:
         return "other settings", str(error)
     return "in sync", ""
@@ -398,22 +388,22 @@ def _read_with(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
         keys: The required keys.
         named: Whether the folder is FAMILY/NAME, and must hold the data set NAME.
     """
-    return open_consistently(directory, lambda: _read_build(directory, keys, named=named))
 
-
-def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
-    path = directory / META_NAME
-    meta = check_form(load_meta(path), path)
-    problem = location_problem(meta, family=directory.parent.name, name=directory.name) if named else None
-    if problem is not None:
-        raise _UnfitError("other data set", f"{path}: {problem}")
-    if is_foreign(meta) and named:  # only token caches may be foreign; a tokenizer and drop lists need keys that only niels-cache writes
+    def read() -> Meta:
+        path = directory / META_NAME
+        meta = check_form(load_meta(path), path)
+        problem = location_problem(meta, family=directory.parent.name, name=directory.name) if named else None
+        if problem is not None:
+            raise _UnfitError("other data set", f"{path}: {problem}")
+        if is_foreign(meta) and named:  # only token caches may be foreign; a tokenizer and drop lists need keys of niels-cache
+            return meta
+        missing_names = [key for key in keys if key not in meta]
+        if missing_names:
+            raise NielsCacheError(f"{path}: has no {', '.join(missing_names)}; build it again with --force")
+        try:
+            check_files(directory, meta)
+        except NielsCacheError as error:
+            raise _UnfitError("damaged", str(error)) from error
         return meta
-    missing_names = [key for key in keys if key not in meta]
-    if missing_names:
-        raise NielsCacheError(f"{path}: has no {', '.join(missing_names)}; build it again with --force")
-    try:
-        check_files(directory, meta)
-    except NielsCacheError as error:
-        raise _UnfitError("damaged", str(error)) from error
-    return meta
+
+    return open_consistently(directory, read)

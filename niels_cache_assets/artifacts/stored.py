@@ -96,29 +96,29 @@ class StorePlace:
 
     def finished(self, *, copies: bool = True) -> Meta | None:
         """See `Artifact.finished`. With `copies`, what other builds read is copied into the cache root of this machine."""
-        store = self.store
+        store, artifact = self.store, self.artifact
         if self.kind == "plan":
             found = read_small(store, PLAN_NAME)
             if found is None:
                 return None
-            folder: Path = self.artifact.directory
+            folder: Path = artifact.directory
             folder.mkdir(parents=True, exist_ok=True)
             plan = parse_meta(found.content, store.name_of(PLAN_NAME))
             for name in filter(None, (group["val"] for group in plan["groups"])):
                 if not (folder / name).exists():
                     content = store.get(f"{PLAN}/{name}", most_bytes=sys.maxsize).content  # its name has its sha256
                     write_atomically(folder / name, content, spare=f"new-{os.getpid()}")
-            if self.artifact.finished() != plan:
+            if artifact.finished() != plan:
                 write_atomically(folder / PLAN_NAME, found.content, spare=f"new-{os.getpid()}")
-            return self.artifact.finished()
+            return artifact.finished()
         if self.kind in FAMILIES:
-            return self.artifact.finished()
+            return artifact.finished()
         objects = read_objects(store, self.folder)
         if objects is None:
             return None
         meta = parse_meta(read_object(store, objects[META_NAME]), store.name_of(objects[META_NAME].key))
-        directory: Path = self.artifact.directory
-        if self.kind in _COPIED and copies and self.artifact.finished() != meta:
+        directory: Path = artifact.directory
+        if self.kind in _COPIED and copies and artifact.finished() != meta:
             with lock_target(directory, wait=True, log=lambda line: None), staged(directory) as copy:
                 for name, file in objects.items():
                     append_file(store, file, copy / name)
@@ -139,13 +139,7 @@ class StorePlace:
         target.parent.mkdir(parents=True, exist_ok=True)
         _require_conditional_put(registry.build.store)
         with hold_store_lease(
-            self.store,
-            lease_of(self.member),
-            target,
-            times=registry.cluster,
-            wait=wait,
-            log=log,
-            stops=self.artifact.stops,
+            self.store, lease_of(self.member), target, times=registry.cluster, wait=wait, log=log, stops=self.artifact.stops
         ) as lease:
             yield BuildLock(True, lease)  # another machine may have finished it: nothing on this disk would show that
 

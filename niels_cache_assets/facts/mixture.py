@@ -176,9 +176,10 @@ def _mixture(
         read = blend.counts(plan.samples).tolist()
         total_weight, total_tokens = sum(weights.values()), sum(opened.values())
         for index, (member, tokens) in enumerate(opened.items()):
+            taken = read[index]
             samples = (tokens - 1) // plan.sequence_length  # of an epoch
             most = math.floor(settings.max_epochs * samples)
-            position = blend.position(index, most) if read[index] > most else None
+            position = blend.position(index, most) if taken > most else None
             sources.append(
                 PlannedSource(
                     name=member,
@@ -186,10 +187,10 @@ def _mixture(
                     configured=weights[member] / total_weight,
                     tokens=tokens,
                     available=tokens / total_tokens,
-                    samples=read[index],
-                    tokens_read=read[index] * plan.sequence_length,
-                    actual=read[index] / plan.samples,
-                    epochs=read[index] / samples,
+                    samples=taken,
+                    tokens_read=taken * plan.sequence_length,
+                    actual=taken / plan.samples,
+                    epochs=taken / samples,
                     repeats_from=None if position is None else position // settings.batch_size,
                 )
             )

@@ -169,7 +169,8 @@ def _examples(stream: SplitTokens, index: Path) -> Iterator[Block]:
     starts = map_example_starts(index, token_count=len(tokens))
     first = 0
     while first < len(starts):
-        end = max(first + 1, int(np.searchsorted(starts, starts[first] + _BLOCK_TOKENS)))
+        begin = int(starts[first])
+        end = max(first + 1, int(np.searchsorted(starts, begin + _BLOCK_TOKENS)))
         stop = int(starts[end]) if end < len(starts) else len(tokens)
-        yield tokens[int(starts[first]) : stop], starts[first:end] - starts[first], first, int(starts[first])
+        yield tokens[begin:stop], starts[first:end] - begin, first, begin
         first = end

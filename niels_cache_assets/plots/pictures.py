@@ -148,17 +148,15 @@ def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
         for key, title in (("documents", "documents"), ("bytes", "bytes of text"))
     ]
     reasons = [(row["reason"], row["documents"], row["stage"]) for row in report["reasons"]]
-    pictures.append(_reasons(reasons, report["documents"]["given"], "documents"))
-    pictures.append(
-        Picture(
-            title="documents by length in characters",
-            names=[f"{row['from']:,} to {row['below'] - 1:,} characters" for row in rows],
-            values=[row["after"] for row in rows],
-            rest=[row["before"] - row["after"] for row in rows],
-            ticks=[(place, short_number(row["from"])) for place, row in enumerate(rows)],
-            legend={MAIN: stages[1]["stage"], REST: "dropped"},
-        )
+    lengths = Picture(
+        title="documents by length in characters",
+        names=[f"{row['from']:,} to {row['below'] - 1:,} characters" for row in rows],
+        values=[row["after"] for row in rows],
+        rest=[row["before"] - row["after"] for row in rows],
+        ticks=[(place, short_number(row["from"])) for place, row in enumerate(rows)],
+        legend={MAIN: stages[1]["stage"], REST: "dropped"},
     )
+    pictures += [_reasons(reasons, report["documents"]["given"], "documents"), lengths]
     if found := report["duplicates"]:
         across = sum(found["cluster_sizes_across"].values())
         bins: dict[tuple[int, int], int] = {}  # sizes 2, 3 and 4 alone, and then up to powers of two, so that the axis stays legible

@@ -50,8 +50,7 @@ class Epochs:
         """Return whether these numbers can be phases."""
         if not phases or phases[0][0] != 0 or any(samples < 1 for _, samples in phases):
             return False
-        pairs = pairwise(phases)
-        return all(after > first and (after - first) % samples == 0 for (first, samples), (after, _) in pairs)
+        return all(after > first and (after - first) % samples == 0 for (first, samples), (after, _) in pairwise(phases))
 
     def at(self, taken: Ints) -> tuple[Ints, Ints]:
         """Return the epochs of samples of the source, and the places in these epochs, both (n,) int64.

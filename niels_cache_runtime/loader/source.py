@@ -115,15 +115,12 @@ class SampleSource(Protocol):
             epoch: The epoch.
             boundaries: Whether to find document boundaries. A source that packs examples finds them in any case.
         """
-        ...
 
     def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return the origin of every token of the samples `numbers` (n,) of an epoch."""
-        ...
 
     def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` files each. The last block may have fewer."""
-        ...
 
 
 NamedSources = Mapping[str, SampleSource]  # the sources of a run by name, in its order

@@ -194,21 +194,21 @@ def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: 
         sources: The states of the loader's sources, by name.
         allow_changed: The names of sources that may have changed.
     """
-    saved = state["sources"]
-    for name in saved:
+    for name, saved in state["sources"].items():
         if name not in sources:
             raise NielsCacheError(
-                f"{name}: the state has read {saved[name]['folder']} under this name, but this loader has {', '.join(sources)}; "
+                f"{name}: the state has read {saved['folder']} under this name, but this loader has {', '.join(sources)}; "
                 f"give it too (with weight 0 from sample {state['samples']} on, to stop reading it)"
             )
         if name in allow_changed:
             continue
-        if saved[name]["fingerprint"] != sources[name]["fingerprint"]:
+        now = sources[name]
+        if saved["fingerprint"] != now["fingerprint"]:
             longer = "give grown=True if files were added to it, "
-            is_longer = "worker" not in state and sources[name]["samples"] > saved[name]["samples"] > 0
+            is_longer = "worker" not in state and now["samples"] > saved["samples"] > 0
             raise NielsCacheError(
-                f"{name}: {sources[name]['folder']} is not the cache that this state was saved with "
-                f"(fingerprint {saved[name]['fingerprint'][:12]}, now {sources[name]['fingerprint'][:12]}); "
+                f"{name}: {now['folder']} is not the cache that this state was saved with "
+                f"(fingerprint {saved['fingerprint'][:12]}, now {now['fingerprint'][:12]}); "
                 f"restore it, {longer if is_longer else ''}or accept other samples from here on with allow_changed=({name!r},)"
             )
 

@@ -48,8 +48,6 @@ class ByteCounter(Protocol):
 class _Uncounted(ByteCounter):
     """A count that nobody reads."""
 
-    def add(self, count: int) -> None: ...
-
 
 UNCOUNTED = _Uncounted()
 

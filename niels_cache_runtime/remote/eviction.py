@@ -110,26 +110,27 @@ def files_over_limit(state: LedgerState, limit: int) -> list[str]:
 
 def _candidates(state: LedgerState, path: str | None) -> Iterator[tuple[str, LedgerEntry]]:
     """Yield the files that may be removed, in order. With an empty path, no reader waits, and every file that is not mapped may be."""
+    readers = state.readers
     mapped = state.mapped()
     free = {name: entry for name, entry in state.entries.items() if not entry.owner and name not in mapped}
-    needs = {name: first_demands(reader) for name, reader in state.readers.items()}
-    waited = {name for reader in state.readers.values() for name in reader.demand}
+    needs = {name: first_demands(reader) for name, reader in readers.items()}
+    waited = {name for reader in readers.values() for name in reader.demand}
     soon = waited.union(*needs.values())
     yield from sorted(((name, entry) for name, entry in free.items() if name not in soon), key=lambda item: item[1].used)
     if path is None:
         return
-    waiting = [name for name, reader in state.readers.items() if path in reader.demand]
+    waiting = [name for name, reader in readers.items() if path in reader.demand]
     own = dict[str, int]()  # the first part of each run that waits for the file
     for name in waiting:
-        reader = state.readers[name]
+        reader = readers[name]
         first = needs[name][path].first if path in needs[name] and not reader.aside else _SOONEST
         own[reader.run] = min(first, own.get(reader.run, first))
-    is_starved = not path or any(state.readers[name].starved for name in waiting)
+    is_starved = not path or any(readers[name].starved for name in waiting)
 
     def distance(name: str) -> int | None:
         """Return the number of samples until a file is needed, or None if it must stay."""
         found = []
-        for reader_name, reader in state.readers.items():
+        for reader_name, reader in readers.items():
             demand = needs[reader_name].get(name)
             if demand is None:
                 continue

@@ -177,21 +177,22 @@ class Fetcher:
 
     def run(self) -> None:
         """Download until no reader of the group is left or the copy is gone. Return at once if the group has another live fetcher."""
-        with self._ledger.changing():
-            if self._ledger.is_alive("fetchers", self._group):
+        ledger = self._ledger
+        with ledger.changing():
+            if ledger.is_alive("fetchers", self._group):
                 return
-            self._presence = presence = ProcessFile(self._ledger, "fetchers", self._group)
+            self._presence = presence = ProcessFile(ledger, "fetchers", self._group)
         pool = ThreadPoolExecutor(STREAMS)
         try:
             self._loop(lambda path, is_reserved: pool.submit(self._work, path, is_reserved=is_reserved))
         except NotWrittenError:
-            if self._ledger.exists():
+            if ledger.exists():
                 raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            with suppress(NotWrittenError), self._ledger.changing() as state:  # the whole folder may have been removed
+            with suppress(NotWrittenError), ledger.changing() as state:  # the whole folder may have been removed
                 if self._is_current():
-                    self._ledger.remove(state, *self._downloading(state))
+                    ledger.remove(state, *self._downloading(state))
                 presence.end()
 
     def _loop(self, submit: Callable[[str, bool], object]) -> None:

@@ -59,11 +59,8 @@ class MapOwner(Protocol):
     Its methods are called while `LocalCopy.reading` is held, or in a forked child.
     """
 
-    def leave(self) -> Collection[str]:
-        """Unmap what is not in use, and return these files."""
-
-    def leave_all(self) -> Collection[str]:
-        """Unmap everything, and return these files."""
+    def leave(self, *, everything: bool = False) -> Collection[str]:
+        """Unmap what is not in use, or everything, and return these files."""
 
     def forget(self) -> None:
         """Unmap everything, and read without a feed from now on. The copy is not notified."""
@@ -225,7 +222,7 @@ class LocalCopy:
                             return True
                     if gives_way:  # demanded and mapped files stay in the copy
                         for owner in self._owners:
-                            self._release_paths(owner.leave_all())
+                            self._release_paths(owner.leave(everything=True))
                         self._gave_way = True
                         self._clear_demand()
                         if has_mapped:

@@ -187,26 +187,21 @@ def _file(record: Record, path: str, entry: Mapping[str, Any], *, is_covered: bo
 
 def _parsed(content: bytes) -> Record:
     record = _verified(content, KIND, RECORD_VERSION, "record_sha256")
-    hashes = [
-        record["content_sha256"],
-        record["meta_sha256"],
-        *record["previous"],
-        *(entry["sha256"] for entry in record["beside"].values()),
-    ]
+    beside = record["beside"]
+    hashes = [record["content_sha256"], record["meta_sha256"], *record["previous"], *(entry["sha256"] for entry in beside.values())]
     if (
         record["family"] not in FAMILIES
         or not all(map(_SHA256.fullmatch, hashes))
-        or any(map(name_problem, record["beside"]))
+        or any(map(name_problem, beside))
         or not _NAME.fullmatch(record["name"])
         or ".." in record["name"]
-        or META_NAME not in record["beside"]
+        or META_NAME not in beside
         or not all(
-            path.startswith(TOKENIZER) and is_tokenizer_file(path[len(TOKENIZER) :])
-            for path in record["beside"].keys() - {META_NAME, OBJECTS_NAME}
+            path.startswith(TOKENIZER) and is_tokenizer_file(path[len(TOKENIZER) :]) for path in beside.keys() - {META_NAME, OBJECTS_NAME}
         )
         or (record["replaced"] is not None and name_problem(record["replaced"]))
-        or any(name_problem(entry["key"]) for entry in record["beside"].values() if "key" in entry)
-        or not all(is_count(entry["bytes"]) for entry in record["beside"].values())
+        or any(name_problem(entry["key"]) for entry in beside.values() if "key" in entry)
+        or not all(is_count(entry["bytes"]) for entry in beside.values())
     ):
         raise NielsCacheError("has a value that no record has")
     return Record(**{field.name: record[field.name] for field in fields(Record)} | {"previous": tuple(record["previous"])})
@@ -327,10 +322,7 @@ def published_of(record: Record, contents: Mapping[str, bytes], where: str, *, i
     if problem:
         raise NielsCacheError(f"{where}: {problem}; push the cache again")
     return PublishedBuild(
-        record=record,
-        meta=meta,
-        meta_content=content,
-        files=[file._replace(key=file.path) if in_place else file for file in found],
+        record=record, meta=meta, meta_content=content, files=[file._replace(key=file.path) if in_place else file for file in found]
     )
 
 

@@ -284,17 +284,17 @@ class Estimator:
         Raises:
             NielsCacheError: If its files cannot be divided.
         """
-        if self._plans.get(artifact.name) is not None:
-            self._volumes.pop(artifact.name, None)  # of the files of the last plan
-        self._plans[artifact.name] = None
+        name, source = artifact.name, artifact.source
+        if self._plans.get(name) is not None:
+            self._volumes.pop(name, None)  # of the files of the last plan
+        self._plans[name] = None
         with suppress(SourceUnavailableError), retry_at_most(seconds=NO_RETRY_SECONDS):
-            source = artifact.source
             revision = source.revision({}) if isinstance(source, HubData) and not source.local_key else None
             groups = artifact.groups(revision, force=self._force, log=lambda message: None, hashed=False)
             plan = Plan.of({"fingerprint": "", "dataset_revision": revision, "groups": [group.entry for group in groups]})
-            self._plans[artifact.name] = plan
-            self.grown |= {artifact.name: plan} if source.added and not self._force else {}
-        return self._plans[artifact.name]
+            self._plans[name] = plan
+            self.grown |= {name: plan} if source.added and not self._force else {}
+        return self._plans[name]
 
     def _share(self, name: str, files: Sequence[ListedFile]) -> float:
         """Return the share of files of a plan in the bytes of all, or that of an average part if no size is known."""

@@ -30,14 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.artifacts.base import BuildJob, WriteResult
 from niels_cache_assets.artifacts.cache_identity import dtype_identity
-from niels_cache_assets.artifacts.dataset import (
-    DatasetArtifact,
-    DatasetSpec,
-    PretrainCache,
-    content_matches,
-    pretrain_build,
-    split_rule,
-)
+from niels_cache_assets.artifacts.dataset import DatasetArtifact, DatasetSpec, PretrainCache, content_matches, pretrain_build, split_rule
 from niels_cache_assets.base.documents import Document, DropReport
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
@@ -306,11 +299,12 @@ class ValPart(PartFolder):
     def write(self, work: BuildJob) -> WriteResult:
         from niels_cache_assets.build_cache.base import Progress
 
-        journal = work.open_journal(f"{self.spec.name}/{self.member}", state=_State)
+        spec = self.spec
+        journal = work.open_journal(f"{spec.name}/{self.member}", state=_State)
         state: _State = journal.state or _State()
-        parts, build = self.spec.plan.first.parts, self._build_of(work)
+        parts, build = spec.plan.first.parts, self._build_of(work)
         with (
-            tokenizers_limited_to(self.spec.build.threads),
+            tokenizers_limited_to(spec.build.threads),
             PretrainWriter(
                 work.directory,
                 dtype=build.dtype,
@@ -331,11 +325,11 @@ class ValPart(PartFolder):
                 raise NielsCacheError(f"{self.directory}: the files gave no usable document; nothing was written")
             writer.seal()
             excluded = {EXCLUDED: {name: sorted(ids) for name, ids in state.excluded.items()}} if state.excluded else {}
-            short = 0 if self.is_seeded else (self.spec.source.val_tokens or 0) - writer.tokens("val")
+            short = 0 if self.is_seeded else (spec.source.val_tokens or 0) - writer.tokens("val")
             meta: Meta = {
                 **build.meta(self.split_rule),
                 "append_eot": True,
-                "shard_bytes": self.spec.build.shard_bytes,
+                "shard_bytes": spec.build.shard_bytes,
                 **writer.totals(),
                 "cut": {"train": 0, "val": len(state.cut)},
                 "cut_document": {"train": [], "val": state.cut},
@@ -344,7 +338,7 @@ class ValPart(PartFolder):
                 "content_sha256": content_sha256(writer.files),
                 "part": {"plan": self.planned_by, "taken": state.taken, "short": short, **excluded},
             }
-        return WriteResult(meta=self.spec.exclude_list.with_removed_ids_only(meta, work.identity), resumed=resumed)
+        return WriteResult(meta=spec.exclude_list.with_removed_ids_only(meta, work.identity), resumed=resumed)
 
     def _build_of(self, work: BuildJob) -> PretrainBuild:
         """Return a build with the settings of this cache. Only its settings and its meta.json are used."""
@@ -484,10 +478,11 @@ class PartOfPlan(PartCache):
 
     def identity(self, revision: str | None) -> Identity:
         identity = planned_identity(self.spec, self.member, self.planned_by)
-        if self.spec.source.decontaminate != "off" and self.number >= self.spec.source.parts:
-            identity["val"] = self.spec.plan.first.fingerprint  # the plan of added files does not say which val they are compared with
-        if self.spec.source.decontaminate != "off" and (left_out := self._val_ids):
-            identity["val_exclude"] = identity_of_ids(left_out)["exclude"]  # this part is compared with the rest of val
+        if self.spec.source.decontaminate != "off":
+            if self.number >= self.spec.source.parts:
+                identity["val"] = self.spec.plan.first.fingerprint  # the plan of added files does not say which val they are compared with
+            if left_out := self._val_ids:
+                identity["val_exclude"] = identity_of_ids(left_out)["exclude"]  # this part is compared with the rest of val
         return identity
 
     @cached_property
@@ -501,9 +496,8 @@ class PartOfPlan(PartCache):
 
     def need(self) -> SpaceNeed | None:
         files = self.planned.files
-        any_compressed = any(is_compressed(file.name) for file in files)
-        all_sizes_known = all(file.bytes for file in files)  # 0: the file is empty, or its server reports no size
-        text_bytes = sum(file.bytes for file in files) if all_sizes_known and not any_compressed else None
+        is_known = all(file.bytes and not is_compressed(file.name) for file in files)  # 0: it is empty, or its server reports no size
+        text_bytes = sum(file.bytes for file in files) if is_known else None
         budget = self.planned.train_tokens
         return pretrain_need(train_tokens=budget, val_tokens=0, token_bytes=self.spec.token_bytes, text_bytes=text_bytes, exact=False)
 

@@ -136,6 +136,9 @@ class PartsPlan(RootArtifact):
     def matches(self, meta: Meta, identity: Identity) -> bool:
         return super().matches(meta, identity) and not self._encoding_changes(meta)
 
+    def current(self) -> Meta:
+        return self.read().meta
+
     def read(self, *, files_only: bool = False) -> Plan:
         """Return the plan of these settings.
 
@@ -298,17 +301,15 @@ class PartsPlan(RootArtifact):
         """Return the group of the last plan, unless its settings have changed. If nothing is hashed, only sizes of files are compared."""
         if _settings_of_group(then.identity) != _settings_of_group(now.identity):
             return now
-        current = {file.name: file for file in now.listed}
-        both = [(file, current[file.name]) for file in then.listed if file.name in current]
-        changed = [old.name for old, new in both if (old != new if hashed else old.bytes != new.bytes)]
-        deleted = [file.name for file in then.listed if file.name not in current]
+        old, current = ({file.name: file if hashed else file.bytes for file in group.listed} for group in (then, now))
+        changed = [name for name in old if name in current and old[name] != current[name]]
+        deleted = [name for name in old if name not in current]
         if changed or deleted:
             raise NielsCacheError(
                 f"{self.target}: {_describe_files(changed=changed, deleted=deleted)} since these parts were planned; "
                 f"put the files back, or build the parts again: {self.build_command} --force"
             )
-        old = {file.name for file in then.listed}
-        if new := [file.name for file in now.listed if file.name not in old]:
+        if new := [name for name in current if name not in old]:
             log(f"{self.name}: {_describe_files(new=new)}, which no part reads; add them: niels-cache part {self.name} --add PATTERN")
         return then
 
@@ -349,13 +350,9 @@ class PartsPlan(RootArtifact):
             NielsCacheError: If the files cannot be divided.
         """
         source = self.source
-        files, parts = source.list_files(revision, group=number, hashed=hashed), source.parts
-        if number:
-            added = source.added[number - 1]
-            parts = added.parts
-            budgets: dict[str, int | None] = {"train_tokens": added.train_tokens, "val_tokens": None}
-        else:
-            budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
+        files = source.list_files(revision, group=number, hashed=hashed)
+        table: Any = source.added[number - 1] if number else source
+        budgets: dict[str, int | None] = {"train_tokens": table.train_tokens, "val_tokens": None if number else source.val_tokens}
         if source.prepare:  # budgets apply to the joined corpus
             budgets = dict.fromkeys(budgets)
         own = source.revision_of_files(number, revision) if hashed else revision
@@ -363,7 +360,7 @@ class PartsPlan(RootArtifact):
             text_field = planned_text_field(source, files, own)
         identity = as_recorded({**self.identity_of_group(number, own), **({"text_field": text_field} if number else {})})
         return plan_parts(
-            files, parts, **budgets, fingerprint=fingerprint_of(identity), identity=identity, revision=own, text_field=text_field
+            files, table.parts, **budgets, fingerprint=fingerprint_of(identity), identity=identity, revision=own, text_field=text_field
         )
 
     def warning(self) -> str | None:

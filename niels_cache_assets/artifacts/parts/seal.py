@@ -17,15 +17,7 @@ from niels_cache_assets.artifacts.dataset import (
     split_rule,
     with_overlap,
 )
-from niels_cache_assets.artifacts.parts.part import (
-    GrownPart,
-    PartCache,
-    PartFolder,
-    PartOfCorpus,
-    PartOfPlan,
-    ValPart,
-    planned_identity,
-)
+from niels_cache_assets.artifacts.parts.part import GrownPart, PartCache, PartFolder, PartOfCorpus, PartOfPlan, ValPart, planned_identity
 from niels_cache_assets.base.documents import merge_facts
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
@@ -115,9 +107,10 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         return rule if is_same else f"{rule}; added files go to train"
 
     def write(self, work: BuildJob) -> WriteResult:
-        of_parts: tuple[Split, ...] = ("train",) if self.spec.source.has_val_part else SPLITS
+        spec = self.spec
+        of_parts: tuple[Split, ...] = ("train",) if spec.source.has_val_part else SPLITS
         stored = work.stored
-        folder, link = self.spec.parts_folder, None
+        folder, link = spec.parts_folder, None
         if stored is not None:
             folders = {directory.name: key for directory, key in self.folders_in_store().items()}
             folder, names = work.directory / SCRATCH_NAME, [META_NAME, *map(doc_ends_name, SPLITS)]
@@ -134,24 +127,24 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         meta = {
             "kind": "pretrain",
             "built": True,
-            "dataset_name": self.spec.name,
+            "dataset_name": spec.name,
             "dataset_revision": work.revision,
             "split_rule": self.split_rule,
-            "seed": self.spec.build.seed,
+            "seed": spec.build.seed,
             "fingerprint": work.fingerprint,
             **seal(members, work.directory, target=self.directory, log=work.log, link=link),
         }
-        meta = self.spec.exclude_list.with_removed_ids_only(meta, work.identity)
+        meta = spec.exclude_list.with_removed_ids_only(meta, work.identity)
         self._require_same_builds(members)
         if not meta["train_tokens"]:
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
         if self.is_of_corpus:  # documents that the source or the cleaning have dropped count here, because they belong to no part
-            corpus = self.spec.corpus.meta
+            corpus = spec.corpus.meta
             dropped: Counter[str] = Counter(meta["dropped"]) + Counter(corpus["dropped"])
             meta = {**meta, "dropped": dict(dropped), "facts": merge_facts([corpus["facts"], meta["facts"]])}
         short = {member.name: member.meta["part"]["short"] for member in members if member.meta["part"]["short"]}
         missing = f"{sum(short.values()):,} tokens are missing, because the files of {', '.join(short)} ended early" if short else None
-        return WriteResult(meta=with_overlap(self.spec, meta, work), warning=missing)
+        return WriteResult(meta=with_overlap(spec, meta, work), warning=missing)
 
     def folders_in_store(self) -> dict[Path, str]:
         """Return the folder of each part in a store, by its folder on this machine."""

@@ -60,7 +60,7 @@ class PackedPairs(PackedExamples):
             "truncated_tokens": int(cut.sum()),
             "dropped": {reason: count for reason, count in counts.items() if count},
         }
-        arrays = {name: value[whole] for name, value in vars(sides).items() if isinstance(value, np.ndarray)}
+        arrays: dict[str, Any] = {name: value[whole] for name, value in vars(sides).items() if isinstance(value, np.ndarray)}
         by_side = ({name: value[side :: len(SIDES)] for name, value in arrays.items()} for side in range(len(SIDES)))
         return [replace(sides, **own, **counted) for own in by_side]
 

@@ -101,13 +101,11 @@ class CopiedWindows(PublishedWindows):
     is_copied = True
     arguments = (*PublishedWindows.arguments, "copy", "block_shards")
 
-    def __init__(
-        self, folder: str, *, copy: LocalCopy, build: CopiedBuild, split: Split, T: int, stride: int | None, block_shards: int
-    ) -> None:
+    def __init__(self, folder: str, *, copy: LocalCopy, build: CopiedBuild, split: Split, block_shards: int, **windows: Any) -> None:
         self.copy, self.block_shards = copy, block_shards
         self._paths = [build.path_in_copy(file.path) for file in build.shards(split)]
         shards, path = [str(copy.folder / path) for path in self._paths], str(copy.folder / build.path_in_copy(split))
-        super().__init__(folder, build=build, split=split, T=T, stride=stride, path=path, shards=shards)
+        super().__init__(folder, build=build, split=split, path=path, shards=shards, **windows)
         self._sizes = np.array([file.size for file in self._objects], dtype=np.int64)
         own = self.blocks(block_shards)
         tails = own.tails * self._slots.dtype.itemsize
@@ -115,7 +113,7 @@ class CopiedWindows(PublishedWindows):
         self.block_bytes = int((np.add.reduceat(self._sizes, own.files[:-1]) + tails).max())
         # The tokens after each shard that the last window of the shard needs; 0 if no window begins in it or none leaves it.
         last = np.minimum((self._stream_ends - 1) // self.stride, self.samples - 1) * self.stride
-        self._needs = np.where(last >= self._stream_starts, np.maximum(last + T + 1 - self._stream_ends, 0), 0)
+        self._needs = np.where(last >= self._stream_starts, np.maximum(last + self.T + 1 - self._stream_ends, 0), 0)
         self.forget()
         copy.add_owner(self)
 
@@ -154,15 +152,9 @@ class CopiedWindows(PublishedWindows):
         """Return the files that the visits in use need."""
         return [path for visit in self._visits or () for path in self.demand_of(visit, now=True).paths()]
 
-    def leave(self) -> list[str]:
-        """Unmap what no visit in use needs, and return it. The caller holds `copy.reading`."""
-        return self._leave([*self._in_use.difference(self._visited())])
-
-    def leave_all(self) -> list[str]:
-        """Unmap everything, and return what was mapped. The caller holds `copy.reading`."""
-        return self._leave([*self._in_use])
-
-    def _leave(self, paths: list[str]) -> list[str]:
+    def leave(self, *, everything: bool = False) -> set[str]:
+        """Unmap what no visit in use needs, or everything, and return it. The caller holds `copy.reading`."""
+        paths = self._in_use.difference(() if everything else self._visited())
         try:
             for path in paths:
                 self._unmap(path)
@@ -219,7 +211,11 @@ class CopiedWindows(PublishedWindows):
             return
         also = self._visited()
         needed = {*(self._paths[shard] for shard in whole), *(self._tail_of(block) for block, _, _ in beyond)}
-        self._release(self._in_use.difference(also, needed))  # of a read beside the batches
+        try:
+            if left := self._in_use.difference(also, needed):  # of a read beside the batches
+                self.copy.release(left, self._unmap)
+        finally:
+            self._refill()
         while (paths := missing()) and not self.copy.acquire(paths, self._map, mine=self._in_use, also=also, is_fed=self.copy.is_fed):
             pass
         self._refill()
@@ -246,13 +242,6 @@ class CopiedWindows(PublishedWindows):
         else:
             self._slots.clear(_shard_number(path))
         self._in_use.discard(path)
-
-    def _release(self, paths: set[str]) -> None:
-        try:
-            if paths:
-                self.copy.release(paths, self._unmap)
-        finally:
-            self._refill()
 
     def _refill(self) -> None:
         """Put the tails into slots that do not hold their shards, and find the shards whose windows can be read."""
@@ -307,12 +296,12 @@ class RangeWindows(PublishedWindows):
         RemoteError: If the store refuses or does not answer.
     """
 
-    def __init__(self, folder: str, *, build: CopiedBuild, split: Split, T: int, stride: int | None) -> None:
+    def __init__(self, folder: str, *, build: CopiedBuild, split: Split, **windows: Any) -> None:
         self.requests, self.bytes = 0, 0
         self._store: Store | None = None
         self._e_tags: dict[str, str | None] = {}
         shards = [f"{build.address}/{file.key}" for file in build.shards(split)]
-        super().__init__(folder, build=build, split=split, T=T, stride=stride, path=f"{build.address}/{split}", shards=shards)
+        super().__init__(folder, build=build, split=split, path=f"{build.address}/{split}", shards=shards, **windows)
 
     def _doc_ends_of(self, file: RemoteFile, token_count: int) -> Uints:
         content, name = self._request(file, 0, file.size), f"{self.build.address}/{file.key}"
