@@ -39,6 +39,7 @@ class ByteCounter(Protocol):
 
     def add(self, count: int) -> None:
         """Count bytes."""
+        return
 
     def wait(self, seconds: float) -> None:
         """Wait."""
