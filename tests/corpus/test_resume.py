@@ -154,7 +154,7 @@ def test_a_run_is_stopped_again_and_again_and_in_other_numbers_of_processes(tmp_
     for _ in range(3):
         begin(monkeypatch, registry, tmp_path / "parts", chunks=3)
     outcome = prepare_corpus(
-        registry, "notes", root=tmp_path / "parts", processes=2, on_progress=lambda done: progress.append(done.documents)
+        registry, "notes", root=tmp_path / "parts", processes=2, on_progress=lambda done: progress.append(done.counts["documents"])
     )
     assert progress[0] > 4 * CHUNK
     assert contents(outcome.directory) == contents(whole.directory)

@@ -1,6 +1,7 @@
 """The loader and its batches in a notebook or a shell: a root and names, what they show, and what a wrong guess is told."""
 
 import pickle
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -124,9 +125,12 @@ def test_a_data_loader_with_a_batch_size_is_told_to_leave_it_out(root: str, argu
         next(iter(DataLoader(TokenLoader(root, "notes", **SETTINGS), **arguments)))
 
 
-def test_next_of_a_loader_names_iter(root: str) -> None:
-    with pytest.raises(TypeError, match=r"iter\(loader\)"):
-        next(TokenLoader(root, "notes", **SETTINGS))
+def test_a_loader_is_iterable_and_no_iterator(root: str) -> None:
+    loader = TokenLoader(root, "notes", **SETTINGS)
+    assert isinstance(loader, Iterable)
+    assert not isinstance(loader, Iterator)
+    with pytest.raises(TypeError, match="not an iterator"):
+        next(loader)  # type: ignore[call-overload]
 
 
 def test_an_argument_that_does_not_exist_is_answered_with_the_nearest(root: str) -> None:

@@ -107,8 +107,10 @@ class Engine:
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     """Return a function that makes an engine the only one, or none. Its proof is left out, unless `proven` is set."""
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # so that no rejection of another test counts
 
     def one(differs: Callable[[str], bool] | None, *, proven: bool = False) -> None:
         loaders = {} if differs is None else {Engine.name: lambda tokenizer: Engine(tokenizer, differs)}
