@@ -309,7 +309,7 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
     sources = []
     for kind, files in by_kind.items():
         table: dict[str, Any] = {"source": kind, "files": files, "prepare": ["clean"]}
-        if text_field is not None and kind in ("jsonl", "parquet", "csv", "arrow"):
+        if text_field is not None and "text_field" in PRETRAIN_SOURCES[kind].model_fields:
             table["text_field"] = text_field
         sources.append(PRETRAIN_SOURCES[kind].model_validate(table))
     return sources

@@ -328,6 +328,8 @@ def read_items(stream: IO[bytes], position: FilePosition, where: str, options: T
         except (RecursionError, ValueError):  # the caller cannot read the item either, and raises the error
             end = len(buffer)
         item, start, index = buffer[start:end], end, index + 1
+        if len(item) > options.limit:
+            refuse_length(f"{where}: item {index}", options.limit)
         if index > position.row:
             position.row = index
             yield (index - 1, unmarked(item), item) if MARK.search(item) else (index - 1, item, None)

@@ -235,8 +235,6 @@ def json_rows(file: SourceFile, position: FilePosition | None = None, options: T
                 raise NielsCacheError(
                     f"{file.name}: {unit} {index + 1} is not valid JSON ({error}); each {unit} must hold one object{kind}"
                 ) from error
-            if len(line) > options.limit:
-                refuse_length(f"{file.name}: {unit} {index + 1}", options.limit)
             if not isinstance(row, dict):
                 raise NielsCacheError(f"{file.name}: {unit} {index + 1} is a JSON {type(row).__name__}; each {unit} must hold one object")
             yield index, row if marked is None else DamagedRow.of_json(row, marked)
