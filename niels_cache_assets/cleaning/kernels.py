@@ -2,7 +2,7 @@
 
 `scan` says which marks of a table occur. `measure` counts words, lines and symbols. Tables have SIZE values: one for each code point below
 LIMIT, one (at PICTURE) for pictures, and one (at LIMIT) for all other code points. The loops take 1 to 3 ns per byte and release the GIL.
-numba caches the compiled code on disk (see `dedup.signatures.compile_kernel`).
+numba caches the compiled code on disk (see `dedup/kernels.py`).
 """
 
 import numpy as np

@@ -77,7 +77,7 @@ def _candidates(inputs: CorpusInputs, dropped: DropDecisions, settings: DedupSet
     """Return (later, earlier) positions of pairs of a document of train and one of val that may be near, (2, n) int64, sorted."""
     stays = np.ones(dropped.documents, dtype=bool)
     stays[dropped.ordinals] = False
-    is_val = np.concatenate([each.splits[each.order] == SPLITS.index("val") for each in inputs.all])
+    is_val = inputs.splits == SPLITS.index("val")
     chosen = np.flatnonzero(is_val & stays)
     found = [np.empty((2, 0), dtype=np.int64)]
     if (is_train := stays & ~is_val).any():

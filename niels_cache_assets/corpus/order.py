@@ -105,7 +105,6 @@ class CorpusInput:
         name: The name of the data set.
         directory: The folder of the corpus.
         meta: Its meta.json.
-        splits: (documents,) int8, see `document_splits`.
         order: (documents,) uint32, or uint64 above 2^32 documents, the ordinals of the documents. All documents of val come first, then all
             remaining documents; both parts are in input order.
     """
@@ -113,7 +112,6 @@ class CorpusInput:
     name: str
     directory: Path
     meta: Meta
-    splits: np.ndarray
     order: np.ndarray
 
     def signatures(self) -> Iterator[Signatures]:
@@ -134,18 +132,26 @@ duplicate, the similarity of the two documents, and the corpus, the ordinal and 
 
 
 class CorpusInputs:
-    """The corpora, in the order of comparison. Of several duplicates, the first document in this order is kept."""
+    """The corpora, in the order of comparison. Of several duplicates, the first document in this order is kept.
+
+    Attributes:
+        all: The corpora.
+        splits: The split of the document at each position, (n,) int8, see `document_splits`.
+    """
 
     def __init__(self, registry: Registry, root: Path, metas: dict[str, Meta]) -> None:
-        self.all: list[CorpusInput] = []
+        orders, splits = [], []
         for name, meta in metas.items():
-            directory = corpus_dir(root, name)
-            splits = document_splits(meta, directory, registry.pretrain[name], registry.build.seed)
-            is_val = splits == SPLITS.index("val")
-            dtype = np.uint32 if len(splits) <= 1 << 32 else np.uint64
-            order = np.concatenate([np.flatnonzero(is_val), np.flatnonzero(~is_val)]).astype(dtype)
-            self.all.append(CorpusInput(name=name, directory=directory, meta=meta, splits=splits, order=order))
-        self._starts = np.cumsum([0, *(len(each.order) for each in self.all)])
+            own = document_splits(meta, corpus_dir(root, name), registry.pretrain[name], registry.build.seed)
+            order = np.argsort(own != SPLITS.index("val"), kind="stable")
+            orders.append(order.astype(np.uint32 if len(own) <= 1 << 32 else np.uint64))
+            splits.append(own[order])
+        self._starts = np.cumsum([0, *map(len, orders)])
+        self._ordinals, self.splits = np.concatenate(orders), np.concatenate(splits)
+        self.all = [
+            CorpusInput(name=name, directory=corpus_dir(root, name), meta=metas[name], order=order)
+            for name, order in zip(metas, np.split(self._ordinals, self._starts[1:-1]), strict=True)
+        ]
 
     def drops(self, dropped: DropDecisions) -> np.recarray:
         """Return the result of `drop_later`, with positions converted to corpus and ordinal, as records sorted by both (DROPPED_COLUMNS).
@@ -158,7 +164,7 @@ class CorpusInputs:
         for first in range(0, len(unknown), _BLOCK):
             block = unknown[first : first + _BLOCK]
             similarity[block] = estimated_jaccard(self.slots(dropped.ordinals[block]), self.slots(dropped.kept_copies[block]))
-        columns = [*own, self._splits(*own), dropped.exact, similarity, *because, self._splits(*because)]
+        columns = [*own, self.splits[dropped.ordinals], dropped.exact, similarity, *because, self.splits[dropped.kept_copies]]
         formats = [column.dtype for column in columns]
         found = np.rec.fromarrays(columns, formats=formats, names=DROPPED_COLUMNS.split(), aligned=True)
         return found[np.lexsort((found.ordinals, found.corpora))].view(np.recarray)
@@ -167,18 +173,7 @@ class CorpusInputs:
         """Return (corpus, ordinal) for positions in the order of all corpora, (n,) int16 and (n,) int64."""
         positions = positions.astype(np.int64)
         corpora = (np.searchsorted(self._starts, positions, side="right") - 1).astype(np.int16)
-        ordinals = np.empty(len(positions), dtype=np.int64)
-        for corpus, each in enumerate(self.all):
-            own = corpora == corpus
-            ordinals[own] = each.order[positions[own] - self._starts[corpus]]
-        return corpora, ordinals
-
-    def _splits(self, corpora: np.ndarray, ordinals: np.ndarray) -> np.ndarray:
-        splits = np.empty(len(ordinals), dtype=np.int8)
-        for corpus, each in enumerate(self.all):
-            own = corpora == corpus
-            splits[own] = each.splits[ordinals[own]]
-        return splits
+        return corpora, self._ordinals[positions].astype(np.int64)
 
     def slots(self, positions: np.ndarray) -> np.ndarray:
         """Return the slots of the documents at these positions, (n, num_perm) uint32."""

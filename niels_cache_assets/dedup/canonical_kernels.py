@@ -7,14 +7,14 @@ ASCII letters and blanks take one table lookup and no branch. For most ASCII pun
 everything else, the loop looks for the visible characters before and after it.
 
 Positions are unsigned integers. For signed integers, numba would check for negative positions, which count from the end. All functions
-release the GIL. `signatures.compile_kernel` describes when the functions are compiled, and the cost.
+release the GIL. `kernels` describes when the functions are compiled, and the cost.
 """
 
 import numpy as np
-from numba import njit
 
 from niels_cache_assets.dedup.canonical import ALONE, BLANK, CLOSING, COMPOSE, DASH, ELLIPSIS, MARK, QUOTE, SIGN
 from niels_cache_assets.dedup.hashing import PADDING
+from niels_cache_assets.dedup.kernels import compiled
 from niels_cache_runtime.format.layout import Bools, Bytes, Ints, Uint32s
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
@@ -27,15 +27,13 @@ _LETTER, _DIGIT, _SPACE, _BRACKET, _OPERATOR, _HYPHEN, _STOP, _APOSTROPHE, _OTHE
 # The result for ASCII punctuation: it is removed, a blank, or a sign. SLOW: the loop has to look further than one byte.
 _AS_NOTHING, _AS_BLANK, _AS_SIGN, _SLOW = range(4)
 
-_compiled = njit(cache=True, nogil=True)
 
-
-@_compiled
+@compiled
 def _continued(source, position):  # type: ignore[no-untyped-def]
     return np.uint32(source[position] & np.uint8(0x3F))
 
 
-@_compiled
+@compiled
 def _read(source, position):  # type: ignore[no-untyped-def]
     """Return the code point at a position, and the position after it."""
     byte = source[position]
@@ -51,7 +49,7 @@ def _read(source, position):  # type: ignore[no-untyped-def]
     return code_point, position + np.uint64(4)
 
 
-@_compiled
+@compiled
 def _write(canonical, write, code_point):  # type: ignore[no-untyped-def]
     """Write a code point as UTF-8, and return the position after it."""
     if code_point < 0x80:
@@ -73,7 +71,7 @@ def _write(canonical, write, code_point):  # type: ignore[no-untyped-def]
     return write + np.uint64(4)
 
 
-@_compiled
+@compiled
 def _next_visible(source, position, end, table):  # type: ignore[no-untyped-def]
     """Return the entry of the next code point that is visible and no quote, its position, and the position after it.
 
@@ -88,7 +86,7 @@ def _next_visible(source, position, end, table):  # type: ignore[no-untyped-def]
     return _BLANK, end, end
 
 
-@_compiled
+@compiled
 def _last_visible(source, position, begin, table):  # type: ignore[no-untyped-def]
     """Return the entry of the last code point before a position that is visible and no quote, and its position.
 
@@ -105,23 +103,23 @@ def _last_visible(source, position, begin, table):  # type: ignore[no-untyped-de
     return _BLANK, begin
 
 
-@_compiled
+@compiled
 def _is_digit(entry):  # type: ignore[no-untyped-def]
     return (entry >= np.uint32(48)) & (entry <= np.uint32(57))
 
 
-@_compiled
+@compiled
 def _is_of_word(entry):  # type: ignore[no-untyped-def]
     """Return whether an entry is a letter of a word, or a word of its own."""
     return (entry < _SIGN) & (entry != _BLANK)
 
 
-@_compiled
+@compiled
 def _is_alone(entry):  # type: ignore[no-untyped-def]
     return (entry >= _ALONE) & (entry < _SIGN)
 
 
-@_compiled
+@compiled
 def _quote(source, position, after, begin, end, table):  # type: ignore[no-untyped-def]
     """Return what is written for a run of quotes that begins at a position (REMOVED for nothing), and the position after the run."""
     before, _ = _last_visible(source, position, begin, table)
@@ -129,7 +127,7 @@ def _quote(source, position, after, begin, end, table):  # type: ignore[no-untyp
     return np.uint32(39) if _is_digit(before) & _is_digit(follows) else _REMOVED, after
 
 
-@_compiled
+@compiled
 def _run(entry, source, position, after, begin, end, table):  # type: ignore[no-untyped-def]
     """Return what is written for a run of dashes or of equal sentence marks that begins at a position.
 
@@ -185,7 +183,7 @@ def tables_of(table: Uint32s) -> tuple[Bytes, Bytes, Bytes]:
     return plain, classes, actions
 
 
-@_compiled
+@compiled
 def canonicalize(
     source: Bytes,
     ends: Ints,

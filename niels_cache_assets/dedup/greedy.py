@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.dedup.kernels import compiled
 from niels_cache_assets.dedup.ranges import Buckets, DocumentWindow, KeptDocuments
-from niels_cache_assets.dedup.signatures import compile_kernel
 from niels_cache_runtime.format.layout import Array, Bools, Bytes, Ints, Uint32s
 
 MEMBERS_COMPARED = 64  # `verify` compares at most this many members of a bucket
@@ -91,7 +91,7 @@ class _Members:
         self.room = np.concatenate([[0], np.cumsum(np.minimum(sizes, limit), dtype=np.int64)])
         self.filled = np.zeros(window.count, dtype=np.uint8)
         self.documents = np.empty(int(self.room[-1]), dtype=dtype)
-        compile_kernel(_keep_members)(numbers, documents.astype(dtype, copy=False), limit, self.room, self.filled, self.documents)
+        _keep_members(numbers, documents.astype(dtype, copy=False), limit, self.room, self.filled, self.documents)
 
     def all(self) -> KeptDocuments:
         """Return (bucket, document) for all documents, ascending by bucket."""
@@ -100,8 +100,9 @@ class _Members:
         return buckets, self.documents[self.room[buckets] + own]
 
 
+@compiled
 def _keep_members(buckets: Uint32s, kept: Array, limit: int, room: Ints, filled: Bytes, documents: Array) -> None:
-    """Add documents to buckets, in order. The loop is plain, because numba compiles it."""
+    """Add documents to buckets, in order."""
     for index in range(len(buckets)):
         bucket = buckets[index]
         if filled[bucket] < limit:
@@ -109,6 +110,7 @@ def _keep_members(buckets: Uint32s, kept: Array, limit: int, room: Ints, filled:
             filled[bucket] += 1
 
 
+@compiled
 def _next_to_compare(
     start: int,
     block: Uint32s,
@@ -127,8 +129,7 @@ def _next_to_compare(
 ) -> tuple[int, int]:
     """Run the pass from a column to the next document that must be compared.
 
-    A document with the digest of a kept one is written to `kept_copies`, `exact` and `measured`. The loops are plain, because numba
-    compiles them.
+    A document with the digest of a kept one is written to `kept_copies`, `exact` and `measured`.
 
     Args:
         start: Ordinal of the first column.
@@ -219,7 +220,7 @@ def _drop(
         candidates = np.empty(block.shape[0] * members.limit, dtype=dtype)
         kept = (members.limit, members.room, members.filled, members.documents)
         state = (similarity is not None, *kept, kept_copies, exact, measured, candidates)
-        column, compared = compile_kernel(_next_to_compare)(start, block, digests, 0, False, *state)
+        column, compared = _next_to_compare(start, block, digests, 0, False, *state)
         if similarity is not None:
             representatives = _representatives(np.arange(start, start + count, dtype=dtype), block[0], digests, first_of)
             while column < count:
@@ -229,7 +230,7 @@ def _drop(
                         kept_copies[column], measured[column] = earlier, measured_similarity
                         break
                 matched = kept_copies[column] != none
-                column, compared = compile_kernel(_next_to_compare)(start, block, digests, column + matched, not matched, *state)
+                column, compared = _next_to_compare(start, block, digests, column + matched, not matched, *state)
         dropped = np.flatnonzero(kept_copies != none)
         found.append((dropped.astype(dtype) + dtype.type(start), kept_copies[dropped], exact[dropped], measured[dropped]))
     window.carry_over(members.all())

@@ -5,7 +5,9 @@ text, so the next text begins at end + 1. PADDING more blanks follow the last te
 defines the values. If you change a value here, change it in tests/helpers/plain_signatures.py too, and raise SIGNATURE_VERSION.
 
 Positions are unsigned integers. For signed integers, numba would check for negative positions, which count from the end. All functions
-release the GIL. `signatures.compile_kernel` describes when the functions are compiled, and the cost.
+release the GIL. The code is cached on disk beside the module (or in the user's cache folder if the module's folder is read-only). So numba
+compiles once for each machine and numba version, which takes about four seconds in the first process. In later processes, the import of
+numba and the first result take about a second, so modules of compiled loops are imported when they are needed.
 """
 
 import numpy as np
@@ -22,17 +24,17 @@ _S7, _S27, _S30, _S31, _S32, _S56 = (np.uint64(shift) for shift in (7, 27, 30, 3
 _LOW_BITS, _HIGH_BITS, _BLANKS = (np.uint64(byte * 0x0101010101010101) for byte in (0x01, 0x80, 0x20))
 _BUFFER = 4096  # number of shingles that are collected, in the first-level cache, before the slots are updated
 
-_compiled = njit(cache=True, nogil=True)
+compiled = njit(cache=True, nogil=True)
 
 
-@_compiled
+@compiled
 def _mix(value):  # type: ignore[no-untyped-def]
     value = (value ^ (value >> _S30)) * _MIX_1
     value = (value ^ (value >> _S27)) * _MIX_2
     return value ^ (value >> _S31)
 
 
-@_compiled
+@compiled
 def _lower_slots(values, filled, xors, factors, slots):  # type: ignore[no-untyped-def]
     """Lower each slot to the minimum over the waiting shingles.
 
@@ -48,7 +50,7 @@ def _lower_slots(values, filled, xors, factors, slots):  # type: ignore[no-untyp
         slots[slot] = least
 
 
-@_compiled
+@compiled
 def _block(canonical, position):  # type: ignore[no-untyped-def]
     """Return eight bytes as a little-endian integer, which the compiler turns into one load instruction."""
     block = _ZERO
@@ -57,7 +59,7 @@ def _block(canonical, position):  # type: ignore[no-untyped-def]
     return block
 
 
-@_compiled
+@compiled
 def _first_blank(block):  # type: ignore[no-untyped-def]
     """Return an integer whose lowest set bit is the highest bit of the first blank in `block`, or 0 if there is no blank.
 
@@ -67,7 +69,7 @@ def _first_blank(block):  # type: ignore[no-untyped-def]
     return (difference - _LOW_BITS) & ~difference & _HIGH_BITS
 
 
-@_compiled
+@compiled
 def _next_word(canonical, position):  # type: ignore[no-untyped-def]
     """Return the hash of the word that begins at a position, and the position after the blank at the end of the word."""
     value = _WORD_START
@@ -84,7 +86,7 @@ def _next_word(canonical, position):  # type: ignore[no-untyped-def]
     return _mix(value), position + length + _ONE
 
 
-@_compiled
+@compiled
 def _roll(rolling, word, leaving, window, leaving_power):  # type: ignore[no-untyped-def]
     """Move the polynomial one word further.
 
@@ -101,7 +103,7 @@ def _roll(rolling, word, leaving, window, leaving_power):  # type: ignore[no-unt
     return rolling, leaving if leaving < np.uint64(len(window)) else _ZERO
 
 
-@_compiled
+@compiled
 def _power(exponent):  # type: ignore[no-untyped-def]
     power = _ONE
     for _ in range(exponent):
@@ -109,7 +111,7 @@ def _power(exponent):  # type: ignore[no-untyped-def]
     return power
 
 
-@_compiled
+@compiled
 def shingle(canonical: Bytes, ends: Ints, ngram: int, shingles: Uints, shingle_ends: Ints) -> None:
     """Write the hash of every shingle (run of words), in text order. `shingles` has room for one hash per word."""
     window, leaving_power = np.empty(ngram, dtype=np.uint64), _power(ngram)
@@ -129,7 +131,7 @@ def shingle(canonical: Bytes, ends: Ints, ngram: int, shingles: Uints, shingle_e
         shingle_ends[document] = filled
 
 
-@_compiled
+@compiled
 def sign(canonical: Bytes, ends: Ints, ngram: int, xors: Uint32s, factors: Uint32s, slots: Uint32s) -> None:
     """Write the slots (the numbers of the signatures) of canonical texts, (documents, num_perm) uint32.
 
@@ -157,7 +159,7 @@ def sign(canonical: Bytes, ends: Ints, ngram: int, xors: Uint32s, factors: Uint3
         _lower_slots(values, filled, xors, factors, slots[document])
 
 
-@_compiled
+@compiled
 def hash_bands(slots: Uint32s, rows: int, hashes: Uints) -> None:
     """Write the hash of each band, (documents, bands) uint64: `bands.band_hashes`.
 
@@ -173,7 +175,7 @@ def hash_bands(slots: Uint32s, rows: int, hashes: Uints) -> None:
             hashes[document, band] = max(hashes[document, band], _ONE) if has_words else _ZERO
 
 
-@_compiled
+@compiled
 def count_shared(shingles: Uints, others: Uints) -> int:
     """Return the number of hashes that are in both sets, each sorted and without repetitions."""
     one, other, shared = _ZERO, _ZERO, 0

@@ -13,10 +13,9 @@ one as UTF-8 and one as canonical text. A group is about a megabyte of texts, or
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,19 +172,6 @@ def estimated_jaccard(slots: Uint32s, others: Uint32s) -> NDArray[np.float64]:
     """
     equal = (slots == others) & (slots != np.uint32(hashing.NO_SHINGLE))
     return equal.mean(axis=1)
-
-
-@lru_cache(maxsize=64)
-def compile_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function compiled by numba.
-
-    Compiled code releases the GIL. The code is cached on disk beside the module (or in the user's cache folder if the module's folder is
-    read-only). So numba compiles once for each machine and numba version, which takes about four seconds in the first process. In later
-    processes, the import of numba and the first result take about a second. Numba is not imported before the first call.
-    """
-    import numba
-
-    return numba.njit(cache=True, nogil=True)(function)
 
 
 def _canonical(texts: Sequence[str]) -> tuple[Bytes, Ints]:

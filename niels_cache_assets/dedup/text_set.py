@@ -335,31 +335,18 @@ def max_words(text: str) -> int:
     It counts the characters that begin or end a word: blanks and signs once, a character that is a word of its own twice. An HTML entity
     may be such a character.
     """
-    inside_words, weights = _weights_of_bytes()
-    encoded = text.encode("utf-8", "surrogatepass")
-    count = len(encoded.translate(None, inside_words)) + encoded.count(b"&") + 1
+    weights, inside_words = _weights()
     if text.isascii():
-        return count
-    others = np.frombuffer(encoded.translate(None, bytes(range(128))), np.uint8).astype(np.uint16)
-    return count + int(weights[others[:-1] << 8 | others[1:]].sum())
+        ends = len(text.encode().translate(None, inside_words))
+    else:
+        ends = int(weights[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")].sum())
+    return ends + text.count("&") + 1
 
 
 @lru_cache(maxsize=1)
-def _weights_of_bytes() -> tuple[bytes, Bytes]:
-    """Return which bytes neither begin nor end a word, and the weight of each pair of bytes above ASCII.
-
-    Returns:
-        The ASCII bytes that neither begin nor end a word, with all bytes above ASCII, and the weights, (65536,) uint8. The weight of a pair
-        is that of the heaviest character that begins with it, and 0 if there is none.
-    """
+def _weights() -> tuple[Bytes, bytes]:
+    """Return how often each code point begins or ends a word, (0x110000,) uint8, and the ASCII bytes that do neither."""
     table = code_points()
     of_kind = np.array([0, 2, 1, 1, 1, 1, 0], dtype=np.uint8)  # letters, ALONE, SIGN, CLOSING, DASH, MARK, QUOTE
     weights = np.where(table == BLANK, np.uint8(1), of_kind[table >> 24])
-    inside_words = bytes(byte for byte in range(256) if byte >= 128 or not weights[byte])
-    heavy = 128 + np.flatnonzero(weights[128:])
-    long, longer = heavy >= 0x800, heavy >= 0x10000  # in UTF-8 three bytes at least, four bytes
-    shift = 6 * (1 + long + longer)
-    first = np.where(longer, 0xF0, np.where(long, 0xE0, 0xC0)) | heavy >> shift
-    pairs = np.zeros(1 << 16, dtype=np.uint8)
-    np.maximum.at(pairs, first << 8 | 0x80 | heavy >> shift - 6 & 0x3F, weights[heavy])
-    return inside_words, pairs
+    return weights, bytes(np.flatnonzero(weights[:128] == 0).tolist())

@@ -15,7 +15,7 @@ from niels_cache_runtime.errors import NielsCacheError
 if TYPE_CHECKING:
     from niels_cache_assets.inspection.differences.documents import DocumentDifferences
     from niels_cache_assets.inspection.differences.folders import DatasetDifferences, MetaDifference
-    from niels_cache_assets.inspection.differences.tokens import TokenDifference, TokenPosition
+    from niels_cache_assets.inspection.differences.tokens import TokenPosition
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
 
 SHOWN = 5
@@ -60,11 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     a, b = Path(arguments.a), Path(arguments.b)
     pairs = find_pairs(a, b)
     found: list[DatasetDifferences] = []
-    for pair in pairs:
-        if pair.a is not None and pair.b is not None:
-            with transfer_progress(f"comparing {pair.name}") as progress:
-                found.append(compare_pair(pair.name, pair.a, pair.b, shown=arguments.count, progress=progress))
-    alone = {"a": [pair.name for pair in pairs if pair.b is None], "b": [pair.name for pair in pairs if pair.a is None]}
+    for name, (ours, theirs) in pairs.items():
+        if ours is not None and theirs is not None:
+            with transfer_progress(f"comparing {name}") as progress:
+                found.append(compare_pair(name, ours, theirs, shown=arguments.count, progress=progress))
+    alone = {side: [name for name, folders in pairs.items() if folders[other] is None] for side, other in (("a", 1), ("b", 0))}
     differ = any(alone.values()) or any(each.differ for each in found)
     facts = {
         "a": a,
@@ -94,17 +94,17 @@ def _print(found: DatasetDifferences) -> None:
     noun = "example" if found.name.startswith("sft/") else "document"
     if found.damage is not None:
         display(f"  documents and tokens cannot be compared: {found.damage}", style="yellow")
-    _print_values("settings that differ", found.metas.settings)
-    if found.metas.has_unrecorded:
+    _print_values("settings that differ", found.settings)
+    if found.has_unrecorded_setting:
         display(f"  {_UNRECORDED}")
-    _print_values("counts that differ", found.metas.counts)
+    _print_values("counts that differ", found.counts)
     if found.documents is not None and found.documents.differ:
         _print_documents(found.documents, noun)
     elif found.documents is None and found.tokens:
         display("  documents are not compared: one of the builds does not record their lineage")
     tokenizers = {side: _tokenizer_of(path) for side, path in (("a", found.a), ("b", found.b))}
-    for split, difference in found.tokens.items():
-        if difference is None:
+    for split, tokens in found.tokens.items():
+        if (difference := tokens["first_difference"]) is None:
             continue
         display(f"\n  first token of {split} that differs: number {difference.position:,} (from 0)")
         for side, position in (("a", difference.a), ("b", difference.b)):
@@ -147,16 +147,16 @@ def _print_documents(found: DocumentDifferences, noun: str) -> None:
         first = found.first[kind]
         if count:
             display(f"  {format_count(count, noun)} {_KINDS[kind]}:")
-        for listed in first:
-            row, place = listed.lineage, f"{listed.split} {noun} {listed.lineage.ordinal:,}"
-            display(f"    {row.file} row {row.row:,}, id {row.source_id}: {place}, {format_count(row.tokens, 'token')}")
+        for row in first:
+            place = f"{row['split']} {noun} {row['ordinal']:,}, {format_count(row['tokens'], 'token')}"
+            display(f"    {row['file']} row {row['row']:,}, id {row['source_id']}: {place}")
         if count > len(first):
             display(f"    ... and {count - len(first):,} more")
 
 
 def _describe_position(position: TokenPosition, noun: str) -> str:
     row = position.lineage
-    source = f" ({row.file} row {row.row:,}, id {row.source_id})" if row else ""
+    source = f" ({row['file']} row {row['row']:,}, id {row['source_id']})" if row else ""
     inside = f"token {position.document_offset:,} of {position.document_tokens:,}"
     return f"{position.file} at {position.offset:,}: {noun} {position.document:,}{source}, {inside}"
 
@@ -192,30 +192,8 @@ def _tokenizer_of(folder: Path) -> TextTokenizer | None:
 def _as_json(found: DatasetDifferences) -> dict[str, Any]:
     documents: dict[str, Any] | None = None
     if found.documents is not None:
-        kinds = found.documents.first.items()
-        first = {kind: [{"split": each.split, **each.lineage._asdict()} for each in listed] for kind, listed in kinds}
         a, b, moved, resized = found.documents.counts.values()
-        documents = {"rows": found.documents.rows, "only": {"a": a, "b": b}, "moved": moved, "resized": resized, "first": first}
-    tokens = {
-        split: {"a": found.counts[split][0], "b": found.counts[split][1], "first_difference": _difference_json(difference)}
-        for split, difference in found.tokens.items()
-    }
-    return {
-        "name": found.name,
-        "differ": found.differ,
-        "settings": found.metas.settings,
-        "counts": found.metas.counts,
-        "has_unrecorded_setting": found.metas.has_unrecorded,
-        "documents": documents,
-        "tokens": tokens,
-        "damage": found.damage,
-    }
-
-
-def _difference_json(difference: TokenDifference | None) -> dict[str, Any] | None:
-    if difference is None:
-        return None
-    positions = {}
-    for side, position in (("a", difference.a), ("b", difference.b)):
-        positions[side] = None if position is None else {**vars(position), "lineage": position.lineage and position.lineage._asdict()}
-    return {"position": difference.position, **positions}
+        rows, first = found.documents.rows, found.documents.first
+        documents = {"rows": rows, "only": {"a": a, "b": b}, "moved": moved, "resized": resized, "first": first}
+    facts = {key: value for key, value in vars(found).items() if key not in ("a", "b")}
+    return {**facts, "differ": found.differ, "documents": documents}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -44,14 +44,6 @@ LineagePaths = dict[Split, Path]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DifferingDocument:
-    """A document that only one build has, or whose split or length differs between the builds."""
-
-    split: Split
-    lineage: Lineage
-
-
-@dataclass(frozen=True, kw_only=True)
 class DocumentDifferences:
     """The documents that differ between builds A and B.
 
@@ -59,13 +51,13 @@ class DocumentDifferences:
         rows: Number of rows by side and split.
         counts: Number of documents that only A has (`a`), that only B has (`b`), whose split differs (`moved`), and whose number of tokens
             differs (`resized`).
-        first: The first few documents of each of these kinds. Documents of kind `b` have their lineage from build B; all others have it
-            from build A.
+        first: The split and the lineage of the first few documents of each of these kinds. Documents of kind `b` have their lineage from
+            build B; all others have it from build A.
     """
 
     rows: dict[Side, dict[Split, int]]
     counts: dict[str, int]
-    first: dict[str, list[DifferingDocument]]
+    first: dict[str, list[dict[str, Any]]]
 
     @property
     def differ(self) -> bool:
@@ -211,8 +203,8 @@ def _earlier_equals(numbers: Ints) -> Ints:
     return indices - np.maximum.accumulate(np.where(is_first, indices, 0))
 
 
-def _listed_documents(paths: LineagePaths, locations: Sequence[tuple[int, int]]) -> list[DifferingDocument]:
+def _listed_documents(paths: LineagePaths, locations: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     found: dict[Split, dict[int, Lineage]] = {
         split: read_lineage(paths[split], [ordinal for number, ordinal in locations if SPLITS[number] == split]) for split in SPLITS
     }
-    return [DifferingDocument(split=SPLITS[number], lineage=found[SPLITS[number]][ordinal]) for number, ordinal in locations]
+    return [{"split": SPLITS[number], **found[SPLITS[number]][ordinal]._asdict()} for number, ordinal in locations]

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_assets.inspection.differences.documents import DocumentDifferences, compare_documents
-from niels_cache_assets.inspection.differences.tokens import TokenDifference, first_difference
+from niels_cache_assets.inspection.differences.tokens import first_difference
 from niels_cache_runtime.cache.opening import open_consistently
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import (
@@ -44,21 +44,6 @@ _FINGERPRINT = "fingerprint"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FolderPair:
-    """The folders of the same data set or tokenizer in two builds.
-
-    Attributes:
-        name: FAMILY/NAME, or "tokenizer".
-        a: Folder in build A, or None if the build has no such folder.
-        b: Folder in build B, or None if the build has no such folder.
-    """
-
-    name: str
-    a: Path | None
-    b: Path | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class MetaDifference:
     """A value that differs between two meta.json.
 
@@ -74,60 +59,42 @@ class MetaDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetaDifferences:
-    """The differences between two meta.json.
-
-    Attributes:
-        settings: Differences in recorded settings and inputs.
-        counts: Differences in the resulting counts.
-        has_unrecorded: Whether the fingerprints differ although all recorded settings are equal. The reason is then a setting that
-            meta.json does not record, a code version, or the content of a corpus.
-    """
-
-    settings: list[MetaDifference]
-    counts: list[MetaDifference]
-    has_unrecorded: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class DatasetDifferences:
     """All differences between two builds of a data set or tokenizer.
 
     Attributes:
-        name: FAMILY/NAME, or "tokenizer", for which only `metas` is filled.
+        name: FAMILY/NAME, or "tokenizer", of which only the two meta.json are compared.
         a: Folder in build A.
         b: Folder in build B.
-        metas: Differences between the two meta.json.
+        settings: Differences in recorded settings and inputs.
+        counts: Differences in the resulting counts.
+        has_unrecorded_setting: Whether the fingerprints differ although all recorded settings are equal. The reason is then a setting that
+            meta.json does not record, a code version, or the content of a corpus.
         documents: Differences between the documents, or None if a build has no lineage.
-        counts: For each split, the number of tokens on both sides.
-        tokens: For each split, the first token that differs, or None.
-        damage: Why only `metas` is filled: a file of one of the builds is missing or damaged. None if everything was compared.
+        tokens: For each split, the number of tokens on both sides, `a` and `b`, and the `first_difference` or None.
+        damage: Why only the two meta.json are compared: a file of a build is missing or damaged. None if everything was compared.
     """
 
     name: str
     a: Path
     b: Path
-    metas: MetaDifferences
+    settings: list[MetaDifference]
+    counts: list[MetaDifference]
+    has_unrecorded_setting: bool
     documents: DocumentDifferences | None = None
-    counts: dict[Split, tuple[int, int]] = field(default_factory=dict)
-    tokens: dict[Split, TokenDifference | None] = field(default_factory=dict)
+    tokens: dict[Split, dict[str, Any]] = field(default_factory=dict)
     damage: str | None = None
 
     @property
     def differ(self) -> bool:
-        metas = self.metas
-        return bool(
-            metas.settings
-            or metas.counts
-            or metas.has_unrecorded
-            or (self.documents is not None and self.documents.differ)
-            or any(self.tokens.values())
-            or self.damage
-        )
+        of_files = [*(each["first_difference"] for each in self.tokens.values()), self.documents and self.documents.differ, self.damage]
+        return bool(self.settings or self.counts or self.has_unrecorded_setting or any(of_files))
 
 
-def find_pairs(a: Path, b: Path) -> list[FolderPair]:
-    """Return one pair for two folders with a meta.json, or a pair for every data set and tokenizer of two cache roots.
+def find_pairs(a: Path, b: Path) -> dict[str, tuple[Path | None, Path | None]]:
+    """Return two folders with a meta.json as one pair, or a pair for every data set and tokenizer of two cache roots.
+
+    A pair has a name: FAMILY/NAME, or "tokenizer". If a build has no such folder, its folder is None.
 
     Raises:
         NielsCacheError: If a folder is neither of these, or if the two folders have different kinds.
@@ -136,12 +103,9 @@ def find_pairs(a: Path, b: Path) -> list[FolderPair]:
     if kinds[0] != kinds[1]:
         raise NielsCacheError(f"{a} is {_describe_kind(kinds[0])}, {b} is {_describe_kind(kinds[1])}; give two folders of the same kind")
     if kinds[0] is not None:
-        return [FolderPair(name=f"{kinds[0]}/{a.absolute().name}" if kinds[0] in FAMILIES else kinds[0], a=a, b=b)]
-    names = [_names(root) for root in (a, b)]
-    return [
-        FolderPair(name=name, a=a / name if name in names[0] else None, b=b / name if name in names[1] else None)
-        for name in dict.fromkeys([*names[0], *names[1]])
-    ]
+        return {f"{kinds[0]}/{a.absolute().name}" if kinds[0] in FAMILIES else kinds[0]: (a, b)}
+    in_a, in_b = (dict.fromkeys(_names(root)) for root in (a, b))
+    return {name: (a / name if name in in_a else None, b / name if name in in_b else None) for name in in_a | in_b}
 
 
 def _kind(path: Path) -> str | None:
@@ -184,7 +148,7 @@ def compare_pair(name: str, a: Path, b: Path, *, shown: int, progress: OnProgres
 
 def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -> DatasetDifferences:
     metas = [check_form(read_meta(path / META_NAME), path / META_NAME) for path in (a, b)]
-    found = DatasetDifferences(name=name, a=a, b=b, metas=_compare_metas(*metas))
+    found = DatasetDifferences(name=name, a=a, b=b, **_compare_metas(*metas))
     if name == TOKENIZER or not all(meta.get("built", True) for meta in metas):
         return found
     family = cast("Family", metas[0]["kind"])
@@ -208,8 +172,10 @@ def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -
         return replace(
             found,
             documents=compare_documents(*lineages, shown=shown) if have_lineage else None,  # a cache of another program may have none
-            counts={split: (len(ours), len(theirs)) for split, (ours, theirs) in streams.items()},
-            tokens={split: first_difference(ours, theirs, progress=compared) for split, (ours, theirs) in streams.items()},
+            tokens={
+                split: {"a": len(ours), "b": len(theirs), "first_difference": first_difference(ours, theirs, progress=compared)}
+                for split, (ours, theirs) in streams.items()
+            },
         )
     except NotWrittenError:
         raise
@@ -223,7 +189,8 @@ def _lists(meta: Meta, name: str) -> bool:
     return any(path == name or path.startswith(folder) for path in meta.get("files", {}))
 
 
-def _compare_metas(a: Meta, b: Meta) -> MetaDifferences:
+def _compare_metas(a: Meta, b: Meta) -> dict[str, Any]:
+    """Return the fields of DatasetDifferences that two meta.json decide."""
     ours, theirs = dict(_leaves(a)), dict(_leaves(b))
     differing = [
         MetaDifference(key=key, a=ours.get(key), b=theirs.get(key))
@@ -232,7 +199,8 @@ def _compare_metas(a: Meta, b: Meta) -> MetaDifferences:
     ]
     counts = [each for each in differing if each.key.partition(".")[0] in _COUNTS]
     settings = [each for each in differing if each not in counts and each.key != _FINGERPRINT]
-    return MetaDifferences(settings=settings, counts=counts, has_unrecorded=not settings and a.get(_FINGERPRINT) != b.get(_FINGERPRINT))
+    is_unrecorded = not settings and a.get(_FINGERPRINT) != b.get(_FINGERPRINT)
+    return {"settings": settings, "counts": counts, "has_unrecorded_setting": is_unrecorded}
 
 
 def _leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,9 +6,10 @@ over both splits, up to the first difference. A few blocks are in memory. The co
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from niels_cache_assets.disk.table_file import lineage_files
-from niels_cache_assets.facts.lineage import Lineage, read_lineage
+from niels_cache_assets.facts.lineage import read_lineage
 from niels_cache_assets.facts.split_tokens import SplitTokens
 
 _BLOCK_TOKENS = 1 << 20
@@ -36,7 +37,7 @@ class TokenPosition:
     document: int
     document_offset: int
     document_tokens: int
-    lineage: Lineage | None
+    lineage: dict[str, Any] | None
     before: list[int]
     token: int
     after: list[int]
@@ -71,7 +72,7 @@ def _token_position(tokens: SplitTokens, position: int) -> TokenPosition | None:
         document=number,
         document_offset=position - start,
         document_tokens=end - start,
-        lineage=read_lineage(tokens.lineage, [number])[number]
+        lineage=read_lineage(tokens.lineage, [number])[number]._asdict()
         if all(table.path.exists() for table in lineage_files(tokens.lineage))
         else None,
         before=around[: position - first],
