@@ -139,3 +139,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
     places = {TESTS / name: place for place, name in enumerate(longest)}
     items.sort(key=lambda item: (places.get(item.path, len(places)), item.path not in slow))
+
+
+def pytest_collection_finish() -> None:
+    """Let no search for garbage look at the modules and the tests. Tests of the copy search whenever they wait for a loader to be freed."""
+    gc.freeze()

@@ -10,14 +10,17 @@ import http.client
 import logging
 import socket
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import certifi
 import pytest
 
 BUCKET = "caches"
@@ -57,7 +60,9 @@ class LoopbackS3:
         self._proxy = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"s3": self}))
         threading.Thread(target=self._proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._proxy.server_port}"
+        self._trusted = tempfile.TemporaryDirectory()
         self.env = {**SECRETS, "AWS_ENDPOINT": self.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+        self.env |= _trust_one(self._trusted.name)
 
     def reset(self) -> None:
         """Make an empty bucket, and forget faults and requests."""
@@ -91,6 +96,15 @@ class LoopbackS3:
         self._proxy.shutdown()
         self._proxy.server_close()
         self._moto.stop()
+        self._trusted.cleanup()
+
+
+def _trust_one(folder: str) -> dict[str, str]:
+    """Return variables that name one certificate. A client of obstore reads all of the system, for 10 ms, also if it needs none."""
+    authority = Path(folder, "authority.pem")
+    first, end, _ = certifi.contents().partition("-----END CERTIFICATE-----\n")
+    authority.write_text(first + end, encoding="utf-8")
+    return {"SSL_CERT_FILE": str(authority), "SSL_CERT_DIR": folder}
 
 
 class _Server(ThreadingHTTPServer):
