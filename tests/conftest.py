@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
 from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -63,6 +64,12 @@ def short_proofs() -> Iterator[None]:
         patch.setattr(engines, "_LOADED", {})  # other files need whole proofs
         patch.setattr(engines, "_REJECTED", {})
         yield
+
+
+@pytest.fixture
+def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pages have the titles of pictures only. matplotlib takes 10 to 60 ms for a picture, which tests/reports look at."""
+    monkeypatch.setattr("niels_cache_assets.reports.page.as_svg", lambda picture, of: Markup("<svg>{}: {}</svg>").format(of, picture.title))
 
 
 @pytest.fixture
