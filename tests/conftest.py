@@ -7,7 +7,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
+import tests.helpers.workers  # noqa: F401  # isort: skip  # it starts a server beside the imports below
 from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import difficult_texts
@@ -63,6 +65,12 @@ def short_proofs() -> Iterator[None]:
         patch.setattr(engines, "_LOADED", {})  # other files need whole proofs
         patch.setattr(engines, "_REJECTED", {})
         yield
+
+
+@pytest.fixture
+def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pages have the titles of pictures only. matplotlib takes 10 to 60 ms for a picture, which tests/reports look at."""
+    monkeypatch.setattr("niels_cache_assets.reports.page.as_svg", lambda picture, of: Markup("<svg>{}: {}</svg>").format(of, picture.title))
 
 
 @pytest.fixture
@@ -139,3 +147,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
     places = {TESTS / name: place for place, name in enumerate(longest)}
     items.sort(key=lambda item: (places.get(item.path, len(places)), item.path not in slow))
+
+
+def pytest_collection_finish() -> None:
+    """Let no search for garbage look at the modules and the tests. Tests of the copy search whenever they wait for a loader to be freed."""
+    gc.freeze()

@@ -166,7 +166,8 @@ class Searched:
         config = self.folder / "niels_cache.toml"
         config.write_text(
             f'[dedup]\nranges = {count}\n{first}[pretrain.notes]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\nprepare = ["dedup"]\n'
-            '[pretrain.plain]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\n',
+            '[pretrain.plain]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\n'
+            "[pretrain.python_docs]\nenabled = false\n[sft.python_help]\nenabled = false\n",
             encoding="utf-8",
         )
         return load_registry(profile="quickstart", config=str(config))

@@ -157,10 +157,11 @@ def test_kernels_and_plain_python_look_equally_far_ahead_and_behind() -> None:
     far = "\u200b'" * (1 << 19)
     documents += [f"1{far}1", f"a.{far} b", f"a.{far}b", f"a--{far}b", f"a --{far} b", f"{far}.", f"-{far}-"]
     digests = COMPILED.sign(documents).digests
-    expected = [hashlib.sha1(canonical_text(text).encode()).digest() for text in documents if canonical_text(text)]
-    assert [digest.tobytes() for digest, text in zip(digests, documents, strict=True) if canonical_text(text)] == expected
+    canonical = [canonical_text(text) for text in documents]
+    expected = [hashlib.sha1(text.encode()).digest() for text in canonical if text]
+    assert [digest.tobytes() for digest, text in zip(digests, canonical, strict=True) if text] == expected
     assert len(expected) > 38_000
-    assert [canonical_text(text) for text in documents[-7:]] == ["1'1", "a b", "a .b", "a -b", "a -b", ".", "--"]
+    assert canonical[-7:] == ["1'1", "a b", "a .b", "a -b", "a -b", ".", "--"]
 
 
 def test_kernels_read_what_is_composed_as_plain_python_does() -> None:

@@ -26,6 +26,7 @@ from tests.helpers.dagster_tools import Project, metadata
 from tests.helpers.launches import Recorder, launch, launch_in_memory, states
 from tests.helpers.servers import postgres
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
 ASSETS = [dg.AssetKey(["pretrain", name]) for name in ("train_shards", "val_shards", "meta_json")]
 HEAVY = ("torch", "dagster", "pyarrow", "datasets", "sentencepiece", "tokenizers", "matplotlib")
 BUILDERS = ("build_cache.pretrain", "build_cache.sft", "corpus.chunks", "streaming.encode", "tokenizer.training", "plots.drawing")

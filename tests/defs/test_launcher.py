@@ -28,6 +28,8 @@ from tests.helpers.names import NAMES
 from tests.helpers.prepared_project import prepare_project
 from tests.helpers.ui.running import wait_until
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 
 @pytest.fixture
 def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Project:

@@ -30,6 +30,7 @@ from tests.helpers.messages import missing
 from tests.helpers.names import NAMES
 from tests.helpers.parts_project import NAME, PartsProject, build, stream_of
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
 PARTS = [f"part/{NAME}/part-{number:05d}" for number in range(3)]
 
 

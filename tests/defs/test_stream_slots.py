@@ -23,6 +23,7 @@ from tests.helpers.messages import missing
 from tests.helpers.names import NAMES
 from tests.helpers.parts_project import build
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
 HOLDER = "letters (run 0a1b2c3d)"
 PREPARED_AND_OFF = """
 val_frac = 0.2

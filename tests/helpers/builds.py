@@ -1,6 +1,7 @@
 """Builds of one artifact by name, as the command line and a run of Dagster make them. `how`: the arguments of `materialize`."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.seal import JoinedCache
+from niels_cache_assets.build_cache import resume
 from niels_cache_assets.project.registry import Registry
+
+# Each build makes a schema of pydantic for the state of its journal, for 5 ms. Here, each is made once.
+resume.TypeAdapter = cache(resume.TypeAdapter)  # type: ignore[misc, assignment]
 
 
 def build_tokenizer(registry: Registry, *, root: Path, **how: Any) -> Outcome:

@@ -1,4 +1,4 @@
-"""An S3 API on 127.0.0.1: the server of moto, behind a proxy that logs requests and makes faults.
+"""An S3 API on 127.0.0.1: the application of moto, behind a server that logs requests and makes faults.
 
 `decide` gets the method and the key of each request, and returns the name of a fault, or None to pass the request on. `decide_of` has the
 functions for requests with other session tokens.
@@ -6,18 +6,22 @@ functions for requests with other session tokens.
 
 from __future__ import annotations
 
-import http.client
-import logging
+import io
 import socket
 import struct
+import sys
+import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import certifi
 import pytest
 
 BUCKET = "caches"
@@ -43,12 +47,10 @@ class LoopbackS3:
     """
 
     def __init__(self) -> None:
-        moto = pytest.importorskip("moto.server", reason="moto is not installed (the extra dev)")
+        moto = pytest.importorskip("moto.moto_server.werkzeug_app", reason="moto is not installed (the extra dev)")
         pytest.importorskip("obstore", reason="obstore is not installed (the extra remote)")
-        self._moto = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        self._moto.start()
-        self.backend = self._moto.get_host_and_port()
+        # The server of moto would look at each of moto's 200 folders to find the application of a request.
+        self._store, self._control = map(moto.create_backend_app, ("s3", "moto_api"))
         self.requests: list[tuple[str, str]] = []
         self.whole: list[str] = []
         self.one_put = threading.Lock()
@@ -57,7 +59,9 @@ class LoopbackS3:
         self._proxy = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"s3": self}))
         threading.Thread(target=self._proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         self.url = f"http://127.0.0.1:{self._proxy.server_port}"
+        self._trusted = tempfile.TemporaryDirectory()
         self.env = {**SECRETS, "AWS_ENDPOINT": self.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+        self.env |= _trust_one(self._trusted.name)
 
     def reset(self) -> None:
         """Make an empty bucket, and forget faults and requests."""
@@ -73,14 +77,23 @@ class LoopbackS3:
         return [key for method, key in self.requests if method == "PUT"]
 
     def ask(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], bytes]:
-        """Send a request to moto itself. Return the status, the headers and the body of the answer."""
-        connection = http.client.HTTPConnection(*self.backend, timeout=30)
+        """Give a request to moto itself. Return the status, the headers and the body of the answer."""
+        url, answered = urlsplit(path), list[Any]()
+        given = {"Authorization": _SIGNED, "Host": "127.0.0.1:80", "Content-Length": str(len(body)), **(headers or {})}
+        environ = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in given.items()}
+        environ |= {name: environ.pop(f"HTTP_{name}", "") for name in ("CONTENT_TYPE", "CONTENT_LENGTH")}
+        environ |= {"REQUEST_METHOD": method, "SCRIPT_NAME": "", "QUERY_STRING": url.query, "SERVER_PROTOCOL": "HTTP/1.1"}
+        environ |= {"PATH_INFO": unquote(url.path).encode().decode("latin-1"), "REQUEST_URI": path, "RAW_URI": path}
+        environ |= {"SERVER_NAME": "127.0.0.1", "SERVER_PORT": "80", "REMOTE_ADDR": "127.0.0.1", "wsgi.url_scheme": "http"}
+        streams = {"wsgi.input": io.BytesIO(body), "wsgi.errors": sys.stderr, "wsgi.version": (1, 0)}
+        several = {"wsgi.multithread": True, "wsgi.multiprocess": False, "wsgi.run_once": False}
+        application = self._control if url.path.startswith("/moto-api/") else self._store
         try:
-            connection.request(method, path, body=body, headers={"Authorization": _SIGNED, **(headers or {})})
-            answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
-        finally:
-            connection.close()
+            with closing(application({**environ, **streams, **several}, lambda *begin: answered.extend(begin))) as content:
+                return int(answered[0].split()[0]), dict(answered[1]), b"".join(content)
+        except Exception:  # of moto, for which its server answers so too
+            traceback.print_exc()
+            return 500, {}, b""
 
     def content(self, key: str) -> bytes | None:
         """Return the content of an object, or None."""
@@ -90,7 +103,15 @@ class LoopbackS3:
     def close(self) -> None:
         self._proxy.shutdown()
         self._proxy.server_close()
-        self._moto.stop()
+        self._trusted.cleanup()
+
+
+def _trust_one(folder: str) -> dict[str, str]:
+    """Return variables that name one certificate. A client of obstore reads all of the system, for 10 ms, also if it needs none."""
+    authority = Path(folder, "authority.pem")
+    first, end, _ = certifi.contents().partition("-----END CERTIFICATE-----\n")
+    authority.write_text(first + end, encoding="utf-8")
+    return {"SSL_CERT_FILE": str(authority), "SSL_CERT_DIR": folder}
 
 
 class _Server(ThreadingHTTPServer):

@@ -27,7 +27,7 @@ import types
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -130,9 +130,14 @@ def run(
     return done
 
 
+def begin() -> None:
+    """Start the first server beside what follows, until `share`."""
+    _begun.append(ThreadPoolExecutor(1).submit(_server, ()))
+
+
 def share(*servers: tuple[str, ...]) -> None:
     """Start the first server, and servers with these imports. Child processes use them instead of their own."""
-    first = _server(())
+    first = _begun.pop().result() if _begun else _server(())
     with ThreadPoolExecutor() as threads:
         started = dict(zip(map(" ".join, servers), threads.map(_server, servers), strict=True))
     os.environ[_SHARED] = json.dumps({"": first, **started})
@@ -166,6 +171,7 @@ def _address(name: str) -> str:
 
 
 _starting = threading.RLock()
+_begun: list[Future[str]] = []
 _servers: list[object] = []
 
 
@@ -240,6 +246,7 @@ def _main(name: str, *imported: str) -> None:
         for module in imported:
             importlib.import_module(module)
     gc.freeze()  # otherwise every fork searches all imported objects for garbage at its end, for a second
+    gc.set_threshold(50_000)  # with 700, looking for garbage takes a tenth of the time of a fork that imports more
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(_address(name))
         listener.listen(64)

@@ -4,6 +4,7 @@ Otherwise, each of these processes would import torch, Dagster, Lightning and al
 the programs of its tests (tests/helpers/programs.py). The servers belong to the process that starts the others, and end with it.
 """
 
+import os
 import shlex
 import sys
 from importlib.util import find_spec
@@ -32,6 +33,9 @@ program = Program("-c", sys.argv[-1], imported={imported!r})
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fork takes it
 sys.exit(program.wait())
 """
+
+if "-n" in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ and not any(word.startswith("tests") for word in sys.argv):
+    programs.begin()  # the other imports of conftest.py take seconds
 
 
 @pytest.hookimpl(optionalhook=True)

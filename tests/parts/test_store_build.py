@@ -48,6 +48,7 @@ from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 from tests.helpers.names import NAMES
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
 STORE = f"s3://{BUCKET}/run"
 ADDRESS = f"{STORE}/pretrain/{NAME}"
 SETTINGS = {
