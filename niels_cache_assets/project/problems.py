@@ -1,17 +1,16 @@
 """Error messages for names that are not configured and for wrong values in a table, each of which says what to type.
 
 All such messages are written here, whether the value comes from niels_cache.toml, --set, a flag or a run configuration. Messages of our own
-validators are used unchanged.
+validators are used unchanged. What a key accepts is read from the JSON Schema of its table.
 """
 
 import difflib
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
+from functools import cache
+from typing import Any, NoReturn
 
-import annotated_types
-from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -24,15 +23,23 @@ from niels_cache_runtime.format.layout import FAMILIES, Family
 
 _EXAMPLES = (1_000, 1, 0.5, "...", ["..."], {"NAME": 0.5}, {"NAME": "..."}, [{"files": ["..."]}])
 _LONGEST_VALUE = 200
-_BOUNDS = {  # by pydantic's error type
-    "greater_than": (annotated_types.Gt, "gt", "more than {}"),
-    "greater_than_equal": (annotated_types.Ge, "ge", "at least {}"),
-    "less_than": (annotated_types.Lt, "lt", "less than {}"),
-    "less_than_equal": (annotated_types.Le, "le", "at most {}"),
-    "multiple_of": (annotated_types.MultipleOf, "multiple_of", "a multiple of {}"),
+_BOUNDS = {  # by keyword of JSON Schema
+    "exclusiveMinimum": "more than {}",
+    "minimum": "at least {}",
+    "exclusiveMaximum": "less than {}",
+    "maximum": "at most {}",
+    "multipleOf": "a multiple of {}",
+}
+_TYPES = {  # by type in JSON Schema: one value, and several
+    "string": ("text in quotation marks", "texts"),
+    "integer": ("a whole number", "whole numbers"),
+    "number": ("a number", "numbers"),
+    "boolean": ("true or false", "true and false"),
+    None: ("a table", "tables"),  # a reference to the schema of a table
 }
 
 FormatSetting = Callable[[str, str], str]
+Schema = Mapping[str, Any]  # JSON Schema of a value
 
 
 def raise_not_configured(
@@ -91,20 +98,11 @@ def explain_problems(
     problems = [each for each in problems if each["type"] == "extra_forbidden"] or problems
     clauses: dict[str, str] = {}  # for a union, pydantic reports an error for each type of the union
     for each in problems:
-        path = _path(each, model)
+        path = each["loc"] or ("",)
+        if len(_members(_schema(model, path[:1]))) > 1:
+            path = path[:1]  # pydantic adds the name of a type
         clauses.setdefault(".".join(map(str, path)), _explain(each, path, model, table, spell))
     return list(clauses.values())
-
-
-def _path(problem: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
-    """Return the keys and item numbers in the location of a problem, without the names of types that pydantic adds for a union."""
-    if not problem["loc"]:
-        return ()
-    first, *rest = problem["loc"]
-    field = model.model_fields.get(str(first))
-    if field is None or len(_members(field.annotation)) > 1:
-        return (first,)
-    return (first, *rest)
 
 
 def _explain(
@@ -114,9 +112,9 @@ def _explain(
     if problem["type"] == "extra_forbidden":
         hint = did_you_mean(key, model.model_fields, f"known keys: {', '.join(model.model_fields)}")
         return f" has an unknown key {key!r}; {hint}"
-    field = model.model_fields.get(str(path[0])) if path else None
+    field, schema = model.model_fields.get(str(path[0])), _schema(model, path[:1])
     if problem["type"] == "missing" and field is not None:
-        example = _example(field, model)
+        example = _example(field, model, schema)
         return f" needs the key {key!r}" + (f"; add {spell(key, example)}" if example else "")
     message = problem["msg"].removeprefix("Value error, ")
     message = f"{message[0].lower()}{message[1:]}"
@@ -127,62 +125,50 @@ def _explain(
     shown = f" {key}" if is_secret else f" {key} = {_format_value(problem['input'])}"
     if problem["type"] == "value_error":
         return f"{shown}: {message}"
-    requirement = _requirement(problem, _inner(field.annotation, path[1:]), field) or message
-    guess = None if is_secret else _guess_value(path, value, problem["input"], field, model)
+    inner = _schema(model, path)
+    requirement = _requirement(problem, inner) or message
+    guess = None if is_secret else _guess_value(path, value, problem["input"], field, model, inner)
     if guess is not None:
         return f"{shown}: {requirement}; write {spell(str(path[0]), guess)}"
-    example = _example(field, model)
+    example = _example(field, model, schema)
     return f"{shown}: {requirement}" + (f"; write, for example, {spell(str(path[0]), example)}" if example else "")
 
 
-def _requirement(problem: ErrorDetails, annotation: Any, field: FieldInfo) -> str | None:
+def _requirement(problem: ErrorDetails, schema: Schema) -> str | None:
     """Return a text such as `must be a list of texts`, or None for a kind of error that no field of ours has."""
-    kind, context = problem["type"], problem.get("ctx", {})
-    if kind in _BOUNDS:
-        _, name, words = _BOUNDS[kind]
-        return f"must be {_range(annotation, field) or words.format(_number(context[name]))}"
+    kind = problem["type"]
+    if kind == "multiple_of" or kind.startswith(("greater_than", "less_than")):
+        bounds = [words.format(_number(each[key])) for each in _members(schema) for key, words in _BOUNDS.items() if key in each]
+        return f"must be {' and '.join(bounds)}"
     if kind in ("too_short", "string_too_short"):
         return "must not be empty"
     if kind == "finite_number":
         return "must be a finite number"
     if kind == "int_from_float" or kind.rpartition("_")[2] in ("type", "parsing", "size", "error") or kind == "none_required":
-        plain = isinstance(problem["input"], str) and {*_members(annotation)} <= {int, float, bool}
-        return f"must be {_describe_type(annotation)}{', without quotation marks' if plain else ''}"
+        names = dict.fromkeys(map(_describe_type, _members(schema)))
+        types = {each.get("type") for each in _members(schema)}
+        is_quoted = isinstance(problem["input"], str) and types <= _TYPES.keys() - {"string", None}
+        return f"must be {' or '.join(names) or 'left out'}{', without quotation marks' if is_quoted else ''}"
     return None
 
 
-def _describe_type(annotation: Any) -> str:
+def _describe_type(schema: Schema) -> str:
     """Return the name of one value of this type, such as `a whole number`."""
-    names = [_describe_one_type(member) for member in _members(annotation)]
-    return " or ".join(dict.fromkeys(names)) or "left out"
+    items, values = schema.get("items"), schema.get("additionalProperties")
+    if choices := _choices(schema):
+        return _either(choices)
+    if schema.get("type") == "array":
+        return f"a list of {_plural(items)}" if items else "a list"
+    if schema.get("type") == "object":
+        return f"a table of {_plural(values)} by name" if isinstance(values, Mapping) else "a table"
+    return _TYPES[schema.get("type")][0]
 
 
-def _describe_one_type(annotation: Any) -> str:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return _either(arguments)
-    if origin in (list, tuple, set, frozenset) or annotation in (list, tuple):
-        return f"a list of {_plural(arguments[0])}" if arguments else "a list"
-    if origin is dict or annotation is dict:
-        return f"a table of {_plural(arguments[1])} by name" if arguments and arguments[1] is not Any else "a table"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "a table"
-    return {
-        str: "text in quotation marks",
-        SecretStr: "text in quotation marks",
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-    }.get(annotation, f"of type {getattr(annotation, '__name__', annotation)}")
-
-
-def _plural(annotation: Any) -> str:
-    member = next(iter(_members(annotation)), Any)
-    if get_origin(member) is Literal:
-        return f"texts, each {_either(get_args(member))}"
-    if isinstance(member, type) and issubclass(member, BaseModel):
-        return "tables"
-    return {str: "texts", int: "whole numbers", float: "numbers", bool: "true and false"}.get(member, "values")
+def _plural(schema: Schema) -> str:
+    member = _members(schema)[0]
+    if choices := _choices(member):
+        return f"texts, each {_either(choices)}"
+    return _TYPES.get(member.get("type"), ("", "values"))[1]
 
 
 def _either(choices: Sequence[object]) -> str:
@@ -190,49 +176,34 @@ def _either(choices: Sequence[object]) -> str:
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
 
 
-def _range(annotation: Any, field: FieldInfo) -> str:
-    """Return all bounds of the value in one phrase: `at least 0 and less than 1`."""
-    metadata = [*_metadata(annotation), *_metadata(field.annotation), *field.metadata]
-    bounds = []
-    for kind, name, words in _BOUNDS.values():
-        bounds += [words.format(_number(getattr(each, name))) for each in metadata if isinstance(each, kind)]
-    return " and ".join(dict.fromkeys(bounds))
-
-
 def _number(value: Any) -> str:
     return f"{value:_}" if isinstance(value, int) else f"{value:g}"
 
 
-def _metadata(annotation: Any) -> Sequence[Any]:
-    """Return the metadata of an annotated type, or of the annotated member of a union."""
-    if get_origin(annotation) is Annotated:
-        return annotation.__metadata__
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [each for member in get_args(annotation) for each in _metadata(member)]
-    return ()
+def _members(schema: Schema) -> list[Schema]:
+    """Return the schemas of the types that are allowed, without null."""
+    return [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
 
 
-def _members(annotation: Any) -> list[Any]:
-    """Return the types that the annotation allows, without None and without the metadata of the types."""
-    if get_origin(annotation) is Annotated:
-        return _members(annotation.__origin__)
-    if get_origin(annotation) in (Union, types.UnionType):
-        return [member for each in get_args(annotation) for member in _members(each)]
-    return [] if annotation in (None, type(None)) else [annotation]
+@cache
+def _whole_schema(model: type[BaseModel]) -> Schema:
+    return model.model_json_schema(ref_template="{model}")
 
 
-def _inner(annotation: Any, path: Sequence[int | str]) -> Any:
-    """Return the type of the item of a list, or of the value of a table, that `path` leads to."""
-    for _ in path:
-        member = next(iter(_members(annotation)), Any)
-        arguments = get_args(member)
-        annotation = Any if not arguments else arguments[1] if get_origin(member) is dict and len(arguments) > 1 else arguments[0]
-    return annotation
+def _schema(model: type[BaseModel], path: Sequence[int | str]) -> Schema:
+    """Return the schema of the value in a table that `path` leads to. It is empty for a value of any type, and for an unknown key."""
+    schema = whole = _whole_schema(model)
+    for step in path:
+        member = _members(schema)[0]
+        member = whole.get("$defs", {}).get(member.get("$ref"), member)
+        values = member.get("properties", {}).get(step, member.get("items", member.get("additionalProperties")))
+        schema = values if isinstance(values, Mapping) else {}
+    return schema
 
 
-def _guess_value(path: Sequence[int | str], value: Any, given: Any, field: FieldInfo, model: type[BaseModel]) -> str | None:
+def _guess_value(path: Sequence[int | str], value: Any, given: Any, field: FieldInfo, model: type[BaseModel], schema: Schema) -> str | None:
     """Return the value that the user probably meant for the key, as TOML, or None if no guess is possible."""
-    for candidate in (*_other_types(given), *_allowed_near(given, _inner(field.annotation, path[1:]))):
+    for candidate in (*_other_types(given), *_allowed_near(given, schema)):
         replaced = _replaced(value, path[1:], candidate)
         if _accepts(field, model, replaced):
             typed = typed_toml(replaced)
@@ -262,10 +233,9 @@ def _other_types(given: Any) -> Iterator[Any]:
     yield [given]
 
 
-def _allowed_near(given: Any, annotation: Any) -> list[Any]:
+def _allowed_near(given: Any, schema: Schema) -> list[Any]:
     """Return the allowed text that is nearest to the given value, alone and in a list, or nothing if no text is near."""
-    choices = _choices(annotation)
-    near = difflib.get_close_matches(str(given), list(map(str, choices)), n=1)
+    near = difflib.get_close_matches(str(given), list(map(str, _choices(schema))), n=1)
     return [near[0], [near[0]]] if near else []
 
 
@@ -290,24 +260,19 @@ def _accepts(field: FieldInfo, model: type[BaseModel], value: Any) -> bool:
     return True
 
 
-def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
+def _example(field: FieldInfo, model: type[BaseModel], schema: Schema) -> str | None:
     """Return the default, the example of the field, or the first of a few values that the field accepts."""
-    default = None if field.is_required() else field.get_default(call_default_factory=True)
-    metadata = [*_metadata(field.annotation), *field.metadata]
-    least = [each.ge for each in metadata if isinstance(each, annotated_types.Ge)]
-    items = [get_args(member)[0] for member in _members(field.annotation) if get_args(member)]
-    choices = [*_choices(field.annotation), *([choice] for item in items for choice in _choices(item))]
-    if isinstance(default, tuple | list):
-        default = list(default) or None
-    found = (default, *(field.examples or ()), *choices, True, *least)
+    least = [each["minimum"] for each in _members(schema) if "minimum" in each]
+    items = [choice for each in _members(schema) for choice in _choices(each.get("items", {}))]
+    found = (schema.get("default"), *schema.get("examples", ()), *_choices(schema), *([choice] for choice in items), True, *least)
     for value in (*found, *_EXAMPLES):
-        if value is not None and _accepts(field, model, value):
+        if value not in (None, []) and _accepts(field, model, value):
             return typed_toml(value)
     return None
 
 
-def _choices(annotation: Any) -> list[Any]:
-    return [choice for member in _members(annotation) if get_origin(member) is Literal for choice in get_args(member)]
+def _choices(schema: Schema) -> list[Any]:
+    return [choice for each in _members(schema) for choice in each.get("enum", [each["const"]] if "const" in each else [])]
 
 
 def _format_value(value: Any) -> str:
