@@ -219,10 +219,13 @@ def find_near(shingles, ends, firsts, hashes, owners, others, other_starts, thre
     """Write for each set the number of the first other set that is near to it, or -1, and their Jaccard similarity.
 
     Args:
-        shingles: Sorted sets, one after the other; `ends` has their ends.
+        shingles: Sorted sets, one after the other.
+        ends: The end of each set in `shingles`.
         firsts: How many hashes of each set are looked up.
-        hashes: The first hashes of the other sets, sorted; `owners` has the number of the set of each.
-        others: The other sets, one after the other. Set i has the hashes `other_starts[i]:other_starts[i + 1]`.
+        hashes: The first hashes of the other sets, sorted.
+        owners: The number of the other set of each of them. For equal hashes, the numbers ascend.
+        others: The other sets, one after the other.
+        other_starts: Set i has the hashes `other_starts[i]:other_starts[i + 1]` of `others`.
         threshold: The lowest similarity.
         rounding: By how much a product of the threshold may be too large.
         matches: (sets,) int64, the result.
