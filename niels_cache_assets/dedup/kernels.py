@@ -19,7 +19,7 @@ from niels_cache_runtime.format.layout import Bytes, Ints, Uint32s, Uints
 _WORD_START, _WORD_FACTOR = np.uint64(hashing.WORD_START), np.uint64(hashing.WORD_FACTOR)
 _BASE, _MIX_1, _MIX_2 = np.uint64(hashing.SHINGLE_BASE), np.uint64(hashing.MIX_1), np.uint64(hashing.MIX_2)
 _NO_SHINGLE, _LAST_SLOT_VALUE = np.uint32(hashing.NO_SHINGLE), np.uint32(hashing.LAST_SLOT_VALUE)
-_ZERO, _ONE, _EIGHT = (np.uint64(value) for value in (0, 1, 8))
+_ZERO, _ONE, _THREE, _SEVEN, _EIGHT = (np.uint64(value) for value in (0, 1, 3, 7, 8))
 _S7, _S27, _S30, _S31, _S32, _S56 = (np.uint64(shift) for shift in (7, 27, 30, 31, 32, 56))
 _LOW_BITS, _HIGH_BITS, _BLANKS = (np.uint64(byte * 0x0101010101010101) for byte in (0x01, 0x80, 0x20))
 _BUFFER = 4096  # number of shingles that are collected, in the first-level cache, before the slots are updated
@@ -176,6 +176,25 @@ def hash_bands(slots: Uint32s, rows: int, hashes: Uints) -> None:
 
 
 @compiled
+def sort_sets(shingles: Uints, ends: Ints, set_ends: Ints) -> None:
+    """Sort the hashes of each document and remove repetitions, in place. The sets follow each other, and `set_ends` gets their ends."""
+    start = filled = 0
+    for document in range(len(ends)):
+        end = ends[document]
+        own = shingles[start:end]
+        own.sort()
+        last = _ZERO
+        for index in range(len(own)):
+            value = own[index]  # `shingles[filled]` is at most this element
+            if index == 0 or value != last:
+                shingles[filled] = value
+                filled += 1
+            last = value
+        start = end
+        set_ends[document] = filled
+
+
+@compiled
 def count_shared(shingles: Uints, others: Uints) -> int:
     """Return the number of hashes that are in both sets, each sorted and without repetitions."""
     one, other, shared = _ZERO, _ZERO, 0
@@ -185,3 +204,52 @@ def count_shared(shingles: Uints, others: Uints) -> int:
         one += np.uint64(mine <= theirs)
         other += np.uint64(theirs <= mine)
     return shared
+
+
+@compiled
+def set_bits(hashes: Uints, shift: int, bits: Bytes) -> None:
+    """Set bit `hash >> shift` for each hash. Bit i is bit i % 8 of byte i // 8."""
+    for value in hashes:
+        slot = value >> shift
+        bits[slot >> _THREE] |= np.uint8(_ONE << (slot & _SEVEN))
+
+
+@compiled
+def find_near(shingles, ends, firsts, hashes, owners, others, other_starts, threshold, rounding, matches, similarities):  # type: ignore[no-untyped-def]
+    """Write for each set the number of the first other set that is near to it, or -1, and their Jaccard similarity.
+
+    Args:
+        shingles: Sorted sets, one after the other.
+        ends: The end of each set in `shingles`.
+        firsts: How many hashes of each set are looked up.
+        hashes: The first hashes of the other sets, sorted.
+        owners: The number of the other set of each of them. For equal hashes, the numbers ascend.
+        others: The other sets, one after the other.
+        other_starts: Set i has the hashes `other_starts[i]:other_starts[i + 1]` of `others`.
+        threshold: The lowest similarity.
+        rounding: By how much a product of the threshold may be too large.
+        matches: (sets,) int64, the result.
+        similarities: (sets,) float64, the result.
+    """
+    compared = np.full(len(other_starts) - 1, -1, np.int32)  # the last set that each other set was compared with
+    start = 0
+    for one in range(len(ends)):
+        own = shingles[start : ends[one]]
+        best = np.int64(len(compared))
+        for value in own[: firsts[one]]:
+            place = np.searchsorted(hashes, value)
+            while place < len(hashes) and hashes[place] == value and owners[place] < best:
+                other = owners[place]
+                place += 1
+                if compared[other] == one:
+                    continue
+                compared[other] = one
+                size = other_starts[other + 1] - other_starts[other]
+                if min(size, len(own)) < threshold * max(size, len(own)) - rounding:
+                    continue
+                shared = count_shared(own, others[other_starts[other] : other_starts[other + 1]])
+                similarity = shared / (size + len(own) - shared)
+                if similarity >= threshold:
+                    best, similarities[one] = other, similarity
+        matches[one] = best if best < len(compared) else -1
+        start = ends[one]

@@ -15,7 +15,7 @@ one as UTF-8 and one as canonical text. A group is about a megabyte of texts, or
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,11 +63,14 @@ class Shingles:
     def __len__(self) -> int:
         return len(self.ends)
 
-    def of(self, index: int) -> Uints:
-        """Return the hashes of the shingles (runs of words) of a document, sorted and unique, in the form that `jaccard` takes."""
-        hashes = np.sort(self.hashes[self.ends[index - 1] if index else 0 : self.ends[index]])  # np.unique takes four times as long
-        is_first = np.append(True, hashes[1:] != hashes[:-1])
-        return hashes[is_first[: len(hashes)]]
+    @cached_property
+    def sets(self) -> tuple[Uints, Ints]:
+        """The hashes of each document, sorted and unique, as `jaccard` takes them, all in one array, and the end of each set."""
+        from niels_cache_assets.dedup import kernels
+
+        hashes, ends = self.hashes.copy(), np.empty_like(self.ends)
+        kernels.sort_sets(hashes, self.ends, ends)
+        return hashes[: ends[-1] if len(ends) else 0], ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +115,7 @@ class Signer:
 
     def shingle_sets(self, texts: Sequence[str]) -> tuple[Uints, Ints]:
         """Return the set of shingle hashes of each text, all in one array, and the end of each set. Each set is sorted."""
-        shingles = self.shingle(texts)
-        sets = [shingles.of(index) for index in range(len(texts))]
-        return np.concatenate([*sets, np.empty(0, np.uint64)]), np.cumsum([*map(len, sets)], dtype=np.int64)
+        return self.shingle(texts).sets
 
     def _slots(self, canonical: Bytes, ends: Ints, out: Uint32s) -> None:
         from niels_cache_assets.dedup import kernels

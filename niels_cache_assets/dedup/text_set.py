@@ -29,7 +29,7 @@ Three bounds save work for the first two:
 
 Without `near`, t is 1 in the first bound, and the SHA-1 of the canonical text then decides.
 
-Memory is bounded by the set: at threshold 0.8, up to 7 bytes for each word and about 200 bytes for each text, and 16 bytes for each word
+Memory is bounded by the set: at threshold 0.8, up to 7 bytes for each word and about 200 bytes for each text, and 24 bytes for each word
 with `ngrams`. The shingles (8 bytes for each word) are in an unlinked file. In the worst case, one text is compared with every text of the
 set.
 """
@@ -37,15 +37,15 @@ set.
 import math
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from niels_cache_assets.dedup.canonical import BLANK, code_points
-from niels_cache_assets.dedup.signatures import Shingles, Signer, jaccard
+from niels_cache_assets.dedup.signatures import Shingles, Signer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Bools, Bytes, Ints, Uints
 
@@ -55,7 +55,7 @@ Hashes = Uints
 NGRAM = 13
 _SHINGLE = 5
 _BITS_PER_SHINGLE = 16
-_BLOCK = 1 << 20
+_FLAGS_PER_HASH = 4
 _MINIMAL_HEAD = 500  # characters; a shorter start costs more than it saves
 _HEAD = 1.5  # length of the start that is read first / length that may be missing from the set; a wrong guess only costs time
 _ROUNDING = 1e-9  # 0.8 * 15 is 12.000000000000002: bounds must be wide enough
@@ -97,13 +97,28 @@ class HashIndex:
 
     def __init__(self, hashes: Array, owners: Array) -> None:
         order = np.argsort(hashes, kind="stable")
-        self._hashes, self._owners = hashes[order], owners[order]
+        self.hashes, self.owners = hashes[order], owners[order]
+        self._low_bits = np.int64((_FLAGS_PER_HASH << len(hashes).bit_length()) - 1)
+
+    @cached_property
+    def _flags(self) -> Bools:
+        """A flag for each value of the low bits of a hash, whether a hash has it. A search takes ten times as long."""
+        flags = np.zeros(self._low_bits + 1, dtype=bool)
+        flags[self.hashes.view(np.int64) & self._low_bits] = True
+        return flags
 
     def has(self, hashes: Array) -> Bools:
         """Return for each hash whether it has an owner, (n,)."""
-        if not len(self._hashes):
-            return np.zeros(len(hashes), dtype=bool)
-        return self._hashes[np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)] == hashes
+        found = np.zeros(len(hashes), dtype=bool)
+        found[self._find(hashes)[0]] = True
+        return found
+
+    def _find(self, hashes: Array) -> tuple[Ints, Ints]:
+        """Return the indices of the hashes that have an owner, and the place of the first owner of each, (m,) each."""
+        candidates = np.flatnonzero(self._flags[hashes.view(np.int64) & self._low_bits])
+        places = np.searchsorted(self.hashes, hashes[candidates])
+        found = self.hashes[np.minimum(places, len(self.hashes) - 1)] == hashes[candidates]
+        return candidates[found], places[found]
 
     def find(self, hashes: Array, *, most: int = sys.maxsize) -> tuple[Ints, Array]:
         """Return (index in `hashes`, owner) for each owner of each hash, (m,) each.
@@ -114,10 +129,10 @@ class HashIndex:
             hashes: The hashes.
             most: Maximum number of owners of a hash that count; by default all.
         """
-        first, last = (np.searchsorted(self._hashes, hashes, side=side) for side in ("left", "right"))
-        counts = np.minimum(last - first, most)
+        found, first = self._find(hashes)
+        counts = np.minimum(np.searchsorted(self.hashes, hashes[found], side="right") - first, most)
         rows = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
-        return np.repeat(np.arange(len(hashes)), counts), self._owners[rows]
+        return np.repeat(found, counts), self.owners[rows]
 
 
 class TextSet:
@@ -141,9 +156,10 @@ class TextSet:
         self._signer, self._ngram_signer = Signer(ngram=_SHINGLE), Signer(ngram=NGRAM)
         self._spool = TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
         self._first: dict[bytes, int] = {}  # ordinal by digest
-        self._sizes: list[int] = []
-        self._prefixes: list[Hashes] = []
-        self._grams: list[Hashes] = []
+        self._count = 0
+        self._sizes: list[Ints] = []  # of the texts of each call
+        self._prefixes: list[tuple[Hashes, Ints]] = []
+        self._grams: list[tuple[Hashes, Ints]] = []
         self.sealed = False
 
     def __enter__(self) -> Self:
@@ -154,11 +170,13 @@ class TextSet:
 
     def shingle(self, texts: Sequence[str]) -> Shingles:
         """Return what `add` needs of texts. Any thread may call this method."""
-        return self._signer.shingle(texts)
+        shingles = self._signer.shingle(texts)
+        shingles.sets  # noqa: B018  computed here, because calls of `add` cannot run at the same time
+        return shingles
 
     def add(self, texts: Sequence[str], shingles: Shingles | None = None) -> None:
         """Add texts, whose `shingle` may have been computed before. After `seal`, nothing is added."""
-        self._add(texts, self.shingle(texts) if shingles is None else shingles, range(len(texts)))
+        self._add(texts, self.shingle(texts) if shingles is None else shingles, np.arange(len(texts)))
 
     def add_new(self, texts: Sequence[str]) -> list[int]:
         """Add the texts whose canonical text is not in the set yet, and return their positions in `texts`.
@@ -170,23 +188,23 @@ class TextSet:
         for index, digest in enumerate(map(bytes, shingles.digests)):
             if digest not in self._first:
                 new.setdefault(digest, index)
-        self._add(texts, shingles, [*new.values()])
+        self._add(texts, shingles, np.array([*new.values()], dtype=np.int64))
         return [*new.values()]
 
     def seal(self) -> None:
         """Close the set. After that, no text can be added, and any thread may call `find`."""
+        from niels_cache_assets.dedup import kernels
+
         if self.sealed:
             return
         self._spool.flush()
-        count = sum(self._sizes)
-        self._hashes: Hashes = np.memmap(self._spool, np.uint64, "r", shape=(count,)) if count else np.empty(0, np.uint64)
-        self._starts = np.cumsum([0, *self._sizes], dtype=np.int64)
+        self._starts = np.cumsum(np.concatenate([[0], *self._sizes]), dtype=np.int64)
+        count = int(self._starts[-1])
+        self._hashes: Hashes = np.asarray(np.memmap(self._spool, np.uint64, "r", shape=(count,))) if count else np.empty(0, np.uint64)
         bits = max(6, (count * _BITS_PER_SHINGLE - 1).bit_length())
         self._shift = np.uint64(64 - bits)
         self._members = np.zeros(1 << (bits - 3), np.uint8)
-        for start in range(0, count, _BLOCK):
-            slots = self._hashes[start : start + _BLOCK] >> self._shift
-            np.bitwise_or.at(self._members, slots >> np.uint64(3), np.uint8(1) << (slots & np.uint64(7)).astype(np.uint8))
+        kernels.set_bits(self._hashes, self._shift, self._members)
         self._by_prefix, _ = _index_of(self._prefixes)
         self._by_ngram, self._ngram_counts = _index_of(self._grams)
         self.sealed = True
@@ -194,13 +212,9 @@ class TextSet:
     def find(self, texts: Sequence[str]) -> list[TextMatch | None]:
         """Return the match of each text, or None. Call `seal` first."""
         matches: list[TextMatch | None] = [None] * len(texts)
-        suspects = self._suspects(texts) if self._sizes else []
-        if suspects:
-            shingles = self._signer.shingle([texts[index] for index in suspects])
-            missing = self._missing_by_text(shingles).tolist()
-            for position, (index, count) in enumerate(zip(suspects, _counts(shingles), strict=True)):
-                if missing[position] <= self._max_missing(count):
-                    matches[index] = self._compare(shingles, position)
+        if suspects := self._suspects(texts) if self._count else []:
+            for index, match in zip(suspects, self._compare(self._signer.shingle([texts[index] for index in suspects])), strict=True):
+                matches[index] = match
         if self._limits is not None and self._ngram_counts.any():
             rest = [index for index, match in enumerate(matches) if match is None]
             shingles = self._ngram_signer.shingle([texts[index] for index in rest])
@@ -210,20 +224,29 @@ class TextSet:
                     matches[index] = self._shared(shingles.hashes[start:end], is_hit[start:end], self._limits)
         return matches
 
-    def _add(self, texts: Sequence[str], shingles: Shingles, chosen: Sequence[int]) -> None:
+    def _add(self, texts: Sequence[str], shingles: Shingles, chosen: Ints) -> None:
         if self.sealed:
             return
-        counts = _counts(shingles)
-        grams = self._ngram_signer.shingle([texts[index] for index in chosen]) if self._limits is not None else None
-        for number, index in enumerate(chosen):
-            hashes = shingles.of(index)
-            self._first.setdefault(shingles.digests[index].tobytes(), len(self._sizes))
-            self._sizes.append(len(hashes))
-            if self._near:
-                self._prefixes.append(hashes[: self._prefix_length(len(hashes))].copy())
-            if grams is not None:  # a text of fewer words has one shingle of all its words
-                self._grams.append(grams.of(number) if counts[index] > NGRAM - _SHINGLE else hashes[:0])
-            self._spool.write(hashes.data)
+        hashes, ends = shingles.sets
+        sizes = np.diff(ends, prepend=0)
+        if len(chosen) < len(shingles):
+            firsts = np.zeros_like(sizes)
+            firsts[chosen] = sizes[chosen]
+            hashes, sizes = _first_hashes(hashes, sizes, firsts), sizes[chosen]
+        for index in chosen.tolist():
+            self._first.setdefault(shingles.digests[index].tobytes(), self._count)
+            self._count += 1
+        self._sizes.append(sizes)
+        if self._near:
+            firsts = self._prefix_lengths(sizes)
+            self._prefixes.append((_first_hashes(hashes, sizes, firsts), firsts))
+        if self._limits is not None:
+            grams, gram_ends = self._ngram_signer.shingle([texts[index] for index in chosen.tolist()]).sets
+            gram_sizes = np.diff(gram_ends, prepend=0)
+            # a text of fewer words has one shingle of all its words
+            firsts = np.where(_counts(shingles)[chosen] > NGRAM - _SHINGLE, gram_sizes, 0)
+            self._grams.append((_first_hashes(grams, gram_sizes, firsts), firsts))
+        self._spool.write(hashes.data)
 
     def _shared(self, hashes: Hashes, is_hit: Bools, limits: NGramLimits) -> TextMatch | None:
         """Return the match of a text by its 13-grams, or None.
@@ -236,7 +259,7 @@ class TextSet:
         edges = np.flatnonzero(np.diff(np.concatenate([[False], is_hit, [False]]).astype(np.int8)))
         run = int((edges[1::2] - edges[::2]).max()) + NGRAM - 1
         _, owners = self._by_ngram.find(np.unique(hashes[is_hit]))
-        shares = np.bincount(owners, minlength=len(self._sizes)) / np.maximum(self._ngram_counts, 1)
+        shares = np.bincount(owners, minlength=self._count) / np.maximum(self._ngram_counts, 1)
         best = int(shares.argmax())
         if shares[best] < limits.share and run < limits.run:
             return None
@@ -253,11 +276,11 @@ class TextSet:
             return suspects
         shingles = self._signer.shingle([*heads.values()])
         missing_by_text = self._missing_by_text(shingles).tolist()
-        for (index, head), count, missing in zip(heads.items(), _counts(shingles), missing_by_text, strict=True):
+        for (index, head), count, missing in zip(heads.items(), _counts(shingles).tolist(), missing_by_text, strict=True):
             most = count + (max_words(texts[index][len(head) :]) if self._near else 0)
             # The last word of the start may continue in the text, as in `- b`, so the whole text may lack the last shingle of the start. A
             # start with fewer words than a shingle has only this one.
-            if count < 2 or missing <= self._max_missing(most) + 1:
+            if count < 2 or missing <= self._most_missing(most) + 1:
                 suspects.append(index)
         return sorted(suspects)
 
@@ -289,44 +312,52 @@ class TextSet:
         bits = self._members[slots >> np.uint64(3)] >> (slots & np.uint64(7)).astype(np.uint8)
         return (bits & np.uint8(1)).astype(bool)
 
-    def _max_missing(self, size: int) -> int:
-        return size - math.ceil(self._threshold * size - _ROUNDING)
+    def _most_missing(self, sizes: Any) -> Any:
+        """Return how many shingles of a text may be in no text of the set, for a text of so many shingles or for several."""
+        return sizes - np.ceil(self._threshold * sizes - _ROUNDING).astype(np.int64)
 
-    def _prefix_length(self, size: int) -> int:
-        return min(size, self._max_missing(size) + 1)
+    def _prefix_lengths(self, sizes: Ints) -> Ints:
+        return np.minimum(sizes, self._most_missing(sizes) + 1)
 
-    def _compare(self, shingles: Shingles, position: int) -> TextMatch | None:
-        hashes = shingles.of(position)
-        if len(hashes) - int(np.count_nonzero(self._is_member(hashes))) > self._max_missing(len(hashes)):
-            return None
-        ordinal = self._first.get(shingles.digests[position].tobytes())
-        if ordinal is not None:
-            return TextMatch("exact", ordinal, 1.0)
-        return self._nearest(hashes) if self._near else None
+    def _compare(self, shingles: Shingles) -> list[TextMatch | None]:
+        """Return the match of each text as an exact or a near copy, or None."""
+        from niels_cache_assets.dedup import kernels
 
-    def _nearest(self, hashes: Hashes) -> TextMatch | None:
-        _, sharing = self._by_prefix.find(hashes[: self._prefix_length(len(hashes))])
-        for ordinal in np.unique(sharing).tolist():
-            shorter, longer = sorted((self._sizes[ordinal], len(hashes)))
-            if shorter < self._threshold * longer - _ROUNDING:
-                continue
-            similarity = jaccard(hashes, self._hashes[self._starts[ordinal] : self._starts[ordinal + 1]])
-            if similarity >= self._threshold:
-                return TextMatch("near", ordinal, similarity)
-        return None
+        matches: list[TextMatch | None] = [self._exact(digest) for digest in map(bytes, shingles.digests)]
+        is_left = self._missing_by_text(shingles) <= self._most_missing(_counts(shingles))
+        is_left &= np.array([match is None for match in matches])
+        if self._near and is_left.any():
+            hashes, ends = shingles.sets
+            sizes = np.diff(ends, prepend=0)
+            firsts = np.where(is_left, self._prefix_lengths(sizes), 0)
+            near, similarities = np.empty_like(ends), np.empty(len(ends))
+            index, others, bounds = self._by_prefix, (self._hashes, self._starts), (self._threshold, _ROUNDING)
+            kernels.find_near(hashes, ends, firsts, index.hashes, index.owners, *others, *bounds, near, similarities)
+            for position in np.flatnonzero(near >= 0).tolist():
+                matches[position] = TextMatch("near", int(near[position]), float(similarities[position]))
+        return matches
+
+    def _exact(self, digest: bytes) -> TextMatch | None:
+        ordinal = self._first.get(digest)
+        return None if ordinal is None else TextMatch("exact", ordinal, 1.0)
 
 
-def _index_of(hashes: list[Hashes]) -> tuple[HashIndex, Ints]:
+def _first_hashes(hashes: Hashes, sizes: Ints, firsts: Ints) -> Hashes:
+    """Return the first hashes of each group, of which there are `firsts`. The groups have `sizes` hashes each."""
+    within = np.arange(len(hashes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return hashes[within < np.repeat(firsts, sizes)]
+
+
+def _index_of(batches: list[tuple[Hashes, Ints]]) -> tuple[HashIndex, Ints]:
     """Return an index of the hashes of each text, and the number of hashes of each text. The list is emptied."""
-    counts = np.fromiter(map(len, hashes), np.int64, len(hashes))
-    every = np.concatenate([*hashes, np.empty(0, np.uint64)])
-    hashes.clear()
+    every, counts = map(np.concatenate, zip((np.empty(0, np.uint64), np.empty(0, np.int64)), *batches, strict=True))
+    batches.clear()
     return HashIndex(every, np.repeat(np.arange(len(counts), dtype=np.int32), counts)), counts
 
 
-def _counts(shingles: Shingles) -> list[int]:
-    """Return the number of shingles of each text, with repetitions."""
-    return np.diff(shingles.ends, prepend=0).tolist()
+def _counts(shingles: Shingles) -> Ints:
+    """Return the number of shingles of each text, with repetitions, (n,) int64."""
+    return np.diff(shingles.ends, prepend=0)
 
 
 def max_words(text: str) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import takewhile
+from threading import Event
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.base.documents import NO_SPLIT, DocumentBatch, object_array
+from niels_cache_assets.base.documents import NO_SPLIT, DocumentBatch, SourceReport, object_array
+from niels_cache_assets.base.parallel import map_in_order
 from niels_cache_assets.base.strings import Objects, Strings, repeat_string
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.columns import Collector, ids_of, texts_of_column
@@ -35,6 +39,7 @@ from niels_cache_assets.sources.text_column import (
 )
 from niels_cache_assets.sources.types import Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.reading import available_threads
 
 MAX_ROWS = 2048  # rows of a joined batch: the number of short documents in one task of the encoder
 
@@ -62,6 +67,20 @@ class Parquet(RowFileSource):
         yield from collector.flush()
         if check.is_wrong:
             check.report_hint(context, *self._columns(found, text_field))
+
+    def count_unsplit(self, context: StreamContext) -> int:
+        unreported, found = replace(context, report=SourceReport(), start=None), self.files_of(context)
+        text_field = self.text_field_at(found, unreported)
+        reader, stopped = self.model_copy(update={"keep": (), "id_field": text_field}), Event()
+
+        def count(file: SourceFile) -> int:
+            of_file = replace(unreported, report=SourceReport(), files=[file], text_field=text_field)
+            return sum(map(len, takewhile(lambda _: not stopped.is_set(), reader.documents(of_file))))
+
+        try:
+            return sum(map_in_order(count, found, threads=available_threads(), size_of=lambda file: 0))
+        finally:
+            stopped.set()
 
     def check_input(self, siblings: Siblings) -> None:
         found = self.readable_files()

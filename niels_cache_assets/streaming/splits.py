@@ -138,13 +138,14 @@ class BudgetSplitter:
     def _part(self, batch: EncodedDocuments, chosen: np.ndarray, kept: np.ndarray) -> SplitPart:
         if chosen.all() and (kept == batch.lengths).all():
             return _split_part(batch, slice(None), batch.tokens, batch.lengths, None)
-        starts = np.cumsum(batch.lengths) - batch.lengths
-        within = np.arange(len(batch.tokens)) - np.repeat(starts, batch.lengths)
-        tokens = batch.tokens[np.repeat(chosen, batch.lengths) & (within < np.repeat(kept, batch.lengths))]
-        lengths = kept[chosen]
-        cut = next(iter(np.flatnonzero(lengths < batch.lengths[chosen]).tolist()), None)
-        if self._eot is not None and cut is not None:
-            tokens[lengths[: cut + 1].sum() - 1] = self._eot
+        tokens, lengths = batch.tokens[np.repeat(chosen, batch.lengths)], kept[chosen]
+        missing = batch.lengths[chosen] - lengths
+        cut = int(missing.argmax()) if missing.any() else None  # a budget cuts one document
+        if cut is not None:
+            end = int(lengths[: cut + 1].sum())
+            tokens = np.delete(tokens, slice(end, end + int(missing[cut])))
+            if self._eot is not None:
+                tokens[end - 1] = self._eot
         return _split_part(batch, chosen, tokens, lengths, cut)
 
 

@@ -34,7 +34,7 @@ from niels_cache_assets.dedup.hashing import (
     mix,
     slot_constants,
 )
-from niels_cache_assets.dedup.signatures import Signer
+from niels_cache_assets.dedup.signatures import Shingles, Signer
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 _SHINGLES_AT_ONCE = 1024
@@ -46,7 +46,7 @@ class PlainSigner(Signer):
 
     def shingle_sets(self, texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         shingles = self.shingle(texts)
-        sets = [shingles.of(index) for index in range(len(texts))]
+        sets = [set_of(shingles, index) for index in range(len(texts))]
         return np.concatenate([shingles.hashes[:0], *sets]), np.cumsum([len(each) for each in sets], dtype=np.int64)
 
     def _canonical(self, texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -96,8 +96,13 @@ def word_hash(word: bytes) -> int:
     return mix(value)
 
 
+def set_of(shingles: Shingles, index: int) -> NDArray[np.uint64]:
+    """Return the hashes of one document, sorted and without repetitions."""
+    return np.unique(shingles.hashes[shingles.ends[index - 1] if index else 0 : shingles.ends[index]])
+
+
 def shingles_of(signer: Signer, text: str) -> NDArray[np.uint64]:
-    return signer.shingle([text]).of(0)
+    return set_of(signer.shingle([text]), 0)
 
 
 def shingle_hashes(canonical: bytes, ngram: int) -> NDArray[np.uint64]:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from niels_cache_assets.base.defaults import SPECIAL_TOKENS
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.build_cache import build_pretrain_cache
-from niels_cache_assets.dedup import text_set
 from niels_cache_assets.dedup.text_set import TextMatch, TextSet
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -99,9 +98,7 @@ def test_what_is_found_is_what_comparing_with_all_of_val_finds(
 ) -> None:
     changed = [f"{' '.join(one.split(' ')[cut:])} More." for one in val] + [one.upper() for one in val]
     texts = [*others, *changed]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_set, "_BLOCK", 3)
-        found = find(texts, val, tmp_path_factory.getbasetemp(), threshold=threshold)
+    found = find(texts, val, tmp_path_factory.getbasetemp(), threshold=threshold)
     assert found == [naive_match(one, val, threshold) for one in texts]
 
 

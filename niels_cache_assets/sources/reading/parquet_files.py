@@ -446,6 +446,8 @@ def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
     """
     import pyarrow as pa
 
+    if all(kind == _plain_type(kind) for kind in batch.schema.types):
+        return batch
     return pa.RecordBatch.from_arrays([*map(_plain_column, batch.columns)], names=batch.schema.names)
 
 
