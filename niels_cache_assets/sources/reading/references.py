@@ -82,19 +82,31 @@ def named_data_sets(references: Sequence[str], siblings: Siblings) -> dict[str, 
     Raises:
         NielsCacheError: If a data set is unknown, is a mixture, or has added files without parts.
     """
-    found = {}
-    for name in filter(is_name, references):
-        if name not in siblings:
-            raise_unknown_choice("decontaminate_against", "no data set", name, siblings)
-        if getattr(siblings[name], "members", None):
-            raise NielsCacheError(f"decontaminate_against: {name!r} is a mixture; name its members instead")
-        if siblings[name].added and siblings[name].parts == 1:
-            raise NielsCacheError(
-                f"decontaminate_against: {name!r} has grown by added files, whose val cannot be found without parts; build it with parts "
-                "above 1, or remove the name"
-            )
-        found[name] = siblings[name]
-    return found
+    return {name: data_set_with_val("decontaminate_against", name, siblings, "remove the name") for name in filter(is_name, references)}
+
+
+def data_set_with_val(key: str, name: str, siblings: Siblings, otherwise: str) -> PretrainSource:
+    """Return a data set that the key of another one names.
+
+    Args:
+        key: The key, for errors.
+        name: The name of the data set.
+        siblings: All pretrain tables by name.
+        otherwise: What to do if its val cannot be found, for the error.
+
+    Raises:
+        NielsCacheError: If the data set is unknown, is a mixture, or has added files without parts.
+    """
+    if name not in siblings:
+        raise_unknown_choice(key, "no data set", name, siblings)
+    source = siblings[name]
+    if getattr(source, "members", None):
+        raise NielsCacheError(f"{key}: {name!r} is a mixture itself; name its members instead")
+    if source.added and source.parts == 1:
+        raise NielsCacheError(
+            f"{key}: {name!r} has grown by added files, whose val cannot be found without parts; set parts above 1, or {otherwise}"
+        )
+    return source
 
 
 def revision_of_val(source: PretrainSource, siblings: Siblings) -> str | None:
