@@ -7,7 +7,7 @@ number there. The subclasses define what the columns of a row mean.
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Self
@@ -18,7 +18,7 @@ from niels_cache_assets.sources.errors import without_credentials
 from niels_cache_assets.sources.hub.errors import hub_errors, unknown_choice_message
 from niels_cache_assets.sources.reading.encodings import DecodesText, RowStream, Values
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_splits
-from niels_cache_assets.sources.reading.parquet_files import may_hold_text, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import open_parquet
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition, UpstreamSplit
 from niels_cache_assets.sources.reading.rows import csv_rows, first_rows, json_rows, line_rows, parquet_rows, rows_of_files, string_fields
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, find_text_column, text_field_of_pass
@@ -175,17 +175,16 @@ class HubData(DecodesText):
 
         return text_field_of_pass(self, context, decide, given=None)  # type: ignore[arg-type,return-value]
 
-    def fields_of(self, files: Sequence[SourceFile]) -> tuple[SourceFile, dict[str, bool]]:
-        """Return the first of these files with rows, and for each field of its first rows whether it holds strings.
+    def fields_of(self, files: Sequence[SourceFile]) -> tuple[SourceFile, Collection[str]]:
+        """Return the first of these files with rows, and the fields of its first rows.
 
         Raises:
             NielsCacheError: If no file has a row.
         """
         for file in files:
-            fields: dict[str, bool] = {}
             if format_of([file.name]) == "parquet":
                 with open_parquet(file) as parquet:
-                    fields = {name: may_hold_text(kind) for name, kind in parquet.columns.items()} if parquet.rows else {}
+                    fields: Collection[str] = parquet.columns if parquet.rows else ()
             else:
                 fields = string_fields(self._first_rows(file))
             if fields:
