@@ -41,7 +41,7 @@ from niels_cache_assets.sources.messages import (
 )
 from niels_cache_assets.sources.pairs import complete_prompt, pair_sides, prompt_length, system_messages
 from niels_cache_assets.sources.reading.compressed import endings_with_compressions
-from niels_cache_assets.sources.reading.encodings import DecodingCounts, Values
+from niels_cache_assets.sources.reading.encodings import DecodingCounts, RowStream, Values
 from niels_cache_assets.sources.reading.file_source import FileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
@@ -242,7 +242,7 @@ class ChatJsonl(FileSource, SftSource):
             keys = ("instruction_field", *_INSTRUCTION_KEYS)
         return {key: name for key in (*keys, "system_field", "tools_field") if (name := getattr(self, key))}
 
-    def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, Values]]:
+    def _rows(self, file: SourceFile, position: FilePosition | None = None) -> RowStream:
         return file_rows(file, position, self.text_options)
 
     def first_examples(self, count: int) -> list[Conversation | str]:

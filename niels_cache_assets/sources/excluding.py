@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from niels_cache_assets.base.documents import DocumentBatch, Documents, SourceReport
-from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_bytes, valid_unicode
+from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, valid_unicode
 from niels_cache_runtime.errors import NielsCacheError
 
 _SHOWN_IDS = 20
@@ -124,7 +124,7 @@ def _digest(ids: frozenset[str]) -> str:
 def _read_entries(path: str, stamp: tuple[int, int] | None) -> tuple[frozenset[str], Mapping[str, tuple[str, ...]]]:
     """Return all ids, and for each line the ids that it stands for."""
     file = SourceFile(path, os.path.basename(path))
-    with file_errors(file), open_bytes(file) as stream:
+    with open_bytes(file) as stream:
         try:
             lines = re.split(r"\r\n|\r|\n", stream.read().decode("utf-8-sig"))  # an id may contain other line separators, such as U+2028
         except UnicodeDecodeError as error:

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DecodingCounts, read_text
-from niels_cache_assets.sources.reading.files import SourceFile, files_digest, files_of_folder
+from niels_cache_assets.sources.reading.files import SourceFile, files_of_folder
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched
-from niels_cache_assets.sources.types import ConfigPath, PretrainSource, Siblings, StreamContext
+from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 
 _FLAGS = re.MULTILINE | re.IGNORECASE
 _NAME = r"(?:THE|THIS) PROJECT GUTENBERG E(?:BOOK|TEXT)"
@@ -42,20 +42,14 @@ class Gutenberg(HubData, PretrainSource):
     def input_files(self) -> list[SourceFile]:
         return files_of_folder(self.path, self.endings) if self.path else super().input_files()
 
-    def revision(self, siblings: Siblings) -> str | None:
-        return files_digest(self.input_files()) if self.path else super().revision(siblings)
-
     @property
     def local_key(self) -> str | None:
         return "path" if self.path else super().local_key
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        if self.path:
-            files = FilePass(self.input_files(), context, notes_empty=False)
-            yield from batched(self._folder_books(files, context), files)
-        else:
-            files = self.file_pass(context)
-            yield from batched(self._row_books(files, context), files)
+        files = FilePass(self.input_files(), context, notes_empty=False) if self.path else self.file_pass(context)
+        books = self._folder_books if self.path else self._row_books
+        yield from batched(books(files, context), files)
 
     def _folder_books(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
         decoding = DecodingCounts(self, context)

@@ -69,43 +69,34 @@ class HubText(HasColumns, HubData, SourceWithParts):
     def revision_of_files(self, number: int, revision: str | None) -> str | None:
         return (self.added[number - 1].revision if number else None) or revision
 
-    def _list_added(self, group: int, revision: str | None) -> list[ListedFile]:
+    def list_files(self, revision: str | None, *, group: int = 0, hashed: bool = True) -> list[ListedFile]:
+        if self.files:
+            return [file for part, files in self.files_at(revision) for file in list_files_for_plan(files, part.split, hashed=hashed)]
         revision = self.revision_of_files(group, revision)
-        files = hub_files(self, revision)
-        found = [file for file in files if self._group_of(file.name) == group]
-        if not found:
+        groups: list[list[ListedFile]] = [[] for _ in range(len(self.added) + 1)]
+        every = hub_files(self, revision)
+        for file in every:  # the first table that names a file takes it
+            groups[next((number for number, each in enumerate(self.added, 1) if _matches(file.name, each.files)), 0)].append(file)
+        where, added = f"{self.dataset}: added:", [file.name for files in groups[1:] for file in files]
+        if group and not groups[group]:
             patterns = self.added[group - 1].files
-            where = f"{self.dataset}: added: {', '.join(patterns)}"
-            if taken := next((file.name for file in files if _matches(file.name, patterns)), None):
+            where = f"{where} {', '.join(patterns)}"
+            if taken := next((name for name in added if _matches(name, patterns)), None):
                 raise NielsCacheError(f"{where}: an earlier table names these files already ({taken}); name each file in one table")
-            nearest_match = difflib.get_close_matches(patterns[0], _patterns_of(files), n=1, cutoff=0.3)
+            nearest_match = difflib.get_close_matches(patterns[0], _patterns_of(every), n=1, cutoff=0.3)
             hint = f"; the nearest files are {nearest_match[0]!r}" if nearest_match else ""
             raise NielsCacheError(f"{where} matches no file of this configuration at {revision}{hint}")
-        return found
-
-    def _group_of(self, name: str) -> int:
-        """Return the number of the first table `added` that names a file, from 1, or 0 if there is none."""
-        return next((number for number, each in enumerate(self.added, 1) if _matches(name, each.files)), 0)
-
-    def list_files(self, revision: str | None, *, group: int = 0, hashed: bool = True) -> list[ListedFile]:
-        if group:
-            return self._list_added(group, revision)
-        if not self.files:
-            every = hub_files(self, revision)
-            files = [file for file in every if not self._group_of(file.name)]
-            if every and not files:
-                raise NielsCacheError(
-                    f"{self.dataset}: added: the patterns name all files of this configuration at {revision}, and leave none for the parts "
-                    "before; name only files that are new"
-                )
-            if self.parts == 1 and len(files) < len(every):  # one process reads all files of the configuration
-                name = next(file.name for file in every if self._group_of(file.name))
-                raise NielsCacheError(
-                    f"{self.dataset}: added: {name} is there at {revision} already, which one process reads as a whole; name only files "
-                    "that came later, or set pinned_revision to the commit before them"
-                )
-            return files
-        return [file for part, files in self.files_at(revision) for file in list_files_for_plan(files, part.split, hashed=hashed)]
+        if every and not group and not groups[0]:
+            raise NielsCacheError(
+                f"{where} the patterns name all files of this configuration at {revision}, and leave none for the parts before; name only "
+                "files that are new"
+            )
+        if added and not group and self.parts == 1:  # one process reads all files of the configuration
+            raise NielsCacheError(
+                f"{where} {added[0]} is there at {revision} already, which one process reads as a whole; name only files that came later, "
+                "or set pinned_revision to the commit before them"
+            )
+        return groups[group]
 
     def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
         if not self.files:

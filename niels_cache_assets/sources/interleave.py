@@ -13,13 +13,12 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, FiniteFloat, model_validator
 
-from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.documents import Document, SourceReport
 from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, streams_of_all_parts
-from niels_cache_assets.sources.reading.references import revision_with_references
+from niels_cache_assets.sources.reading.references import data_set_with_val, revision_with_references
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, Siblings, SourceWithParts, StreamContext, growth_identity
 from niels_cache_assets.sources.val_share import FractionSplitter
@@ -68,8 +67,8 @@ class Interleave(PretrainSource):
 
     def _revisions(self, siblings: Siblings) -> dict[str, str | None]:
         """Return the revision of each member. A member in parts is read at the revision of its plan, like its parts."""
-        planned = {name: member.plan.revision() for name, member in self._sources(siblings).items() if member.plan is not None}
-        return {name: planned.get(name) or member.revision(siblings) for name, member in self._sources(siblings).items()}
+        members = self._sources(siblings).items()
+        return {name: (None if member.plan is None else member.plan.revision()) or member.revision(siblings) for name, member in members}
 
     def _digest(self, siblings: Siblings, revisions: Mapping[str, str | None]) -> str:
         digest = hashlib.sha256()
@@ -123,18 +122,10 @@ class Interleave(PretrainSource):
     def _sources(self, siblings: Siblings) -> dict[str, PretrainSource]:
         sources = {}
         for name, weight in self.members.items():
-            if name not in siblings:
-                raise_unknown_choice("interleave: members", "no data set", name, siblings)
-            if isinstance(siblings[name], Interleave):
-                raise NielsCacheError(f"interleave: members: {name!r} is an interleave itself; name its members instead")
+            otherwise = "blend the caches with the weights of TokenLoader"
+            sources[name] = data_set_with_val("interleave: members", name, siblings, otherwise)
             if not weight > 0:
                 raise NielsCacheError(f"interleave: members: the weight of {name!r} is {weight}; weights must be above 0")
-            if siblings[name].added and siblings[name].parts == 1:
-                raise NielsCacheError(
-                    f"interleave: members: {name!r} has grown by added files without parts, and a mixture cannot find its val; set "
-                    "parts above 1, or blend the caches with the weights of TokenLoader"
-                )
-            sources[name] = siblings[name]
         return sources
 
 

@@ -11,7 +11,7 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.columns import is_plain
 from niels_cache_assets.sources.reading.compressed import endings_with_compressions
-from niels_cache_assets.sources.reading.encodings import DecodingCounts, Values
+from niels_cache_assets.sources.reading.encodings import DecodingCounts, RowStream, Values
 from niels_cache_assets.sources.reading.file_source import HasKeepDamaged, RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.positions import FilePass
@@ -27,7 +27,7 @@ class Jsonl(HasKeepDamaged, RowFileSource):
     endings = endings_with_compressions(".jsonl", ".ndjson", ".json")
 
     source: Literal["jsonl"] = "jsonl"
-    rows_of: ClassVar[Callable[..., Iterator[tuple[int, Values]]]] = staticmethod(rows.json_rows)
+    rows_of: ClassVar[Callable[..., RowStream]] = staticmethod(rows.json_rows)
 
     def check_input(self, siblings: Siblings) -> None:
         context = StreamContext(seed=0)
@@ -65,7 +65,7 @@ class Jsonl(HasKeepDamaged, RowFileSource):
                     continue
                 if not decoding.admits(name, text, replaced=replaced, row=row):  # type: ignore[arg-type]
                     continue
-            check.record_text()
+            check.has_text = True
             source_id, kept = rows.row_id(values.get(id_field), name, row), self.kept_of(values, name, row)
             yield Document(text, source_id, name, row, rows.row_title(values.get("title")), kept=kept)  # type: ignore[arg-type]
 

@@ -38,7 +38,7 @@ def plain_messages(value: Any) -> ReadMessages:
 
     Empty system messages are removed. So are all other keys, except those that say whether to train on a message.
     """
-    return _read(value) if _are_objects(value) else "malformed_messages"
+    return _read(value)
 
 
 def template_messages(value: Any) -> ReadMessages:
@@ -47,24 +47,23 @@ def template_messages(value: Any) -> ReadMessages:
     Messages keep their other keys, except those without a value. An empty system message stays, because many templates otherwise write
     their default system message.
     """
-    if not _are_objects(value):
-        return "malformed_messages"
-    messages = _read(value, for_template=True)
     try:
-        return next(
-            filter(None, map(_convert, _without_empty_system(value, keep_empty=True), cast(list[dict[str, Any]], messages))), messages
-        )
+        return _read(value, for_template=True)
     except _RepeatedKeyError:
         return "repeated_key_in_json"
 
 
-def _convert(given: AnyMessage, message: dict[str, Any]) -> str | None:
+def _convert(role: Any, message: dict[str, Any]) -> str | None:
     """Decode the calls of a message and join the parts of its content, in place.
+
+    Args:
+        role: The role in the file.
+        message: The message.
 
     Returns:
         The reason why the message cannot be used, or None.
     """
-    if _role_of(given) == _CALLS:  # its text holds the calls
+    if role == _CALLS:  # its text holds the calls
         message["content"], message["tool_calls"] = None, _calls_in(message["content"])
     if isinstance(message["content"], list):
         joined = _joined(message["content"])
@@ -120,10 +119,6 @@ def has_calls_or_reasoning(message: AnyMessage) -> bool:
     return bool(message.get("tool_calls") or message.get("reasoning_content"))
 
 
-def _are_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(message, dict) for message in value)
-
-
 def _role_of(message: AnyMessage) -> Any:
     return message["role"] if message.get("role") is not None else message.get("from")
 
@@ -132,26 +127,21 @@ def _content_of(message: AnyMessage) -> Any:
     return message["content"] if message.get("content") is not None else message.get("value")
 
 
-def _without_empty_system(value: list[dict[str, Any]], *, keep_empty: bool) -> list[dict[str, Any]]:
-    """Return the messages without system messages that have no content.
-
-    Args:
-        value: The messages of a row.
-        keep_empty: Whether to keep system messages whose content is the empty string.
-    """
-    missing = (None,) if keep_empty else (None, "")
-    return [message for message in value if not (_role_of(message) == "system" and _content_of(message) in missing)]
-
-
-def _read(value: list[dict[str, Any]], *, for_template: bool = False) -> list[Message]:
-    roles = SHARED_ROLES if for_template else _ROLES
-    messages = []
-    for message in _without_empty_system(value, keep_empty=for_template):
-        role = _role_of(message)
-        names = [key for key in message if key not in _MESSAGE_KEYS and (for_template or key in WEIGHT_KEYS)]
-        others = {key: message[key] for key in names if message[key] is not None}
-        messages.append({"role": roles.get(role, role) if isinstance(role, str) else role, "content": _content_of(message), **others})
-    return cast(list[Message], messages)
+def _read(value: Any, *, for_template: bool = False) -> ReadMessages:
+    if not isinstance(value, list) or not all(isinstance(given, dict) for given in value):
+        return "malformed_messages"
+    roles, nothing = (SHARED_ROLES, (None,)) if for_template else (_ROLES, (None, ""))  # nothing: the content of an empty system message
+    messages: list[Any] = []
+    for given in value:
+        role, content = _role_of(given), _content_of(given)
+        if role == "system" and content in nothing:
+            continue
+        names = [key for key in given if key not in _MESSAGE_KEYS and (for_template or key in WEIGHT_KEYS)]
+        others = {key: given[key] for key in names if given[key] is not None}
+        messages.append({"role": roles.get(role, role) if isinstance(role, str) else role, "content": content, **others})
+        if for_template and (problem := _convert(role, messages[-1])) is not None:
+            return problem
+    return messages
 
 
 def _calls_in(content: Any) -> list[Any]:

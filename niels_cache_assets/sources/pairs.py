@@ -36,11 +36,11 @@ def pair_sides(prompt: Any, chosen: Any, rejected: Any, read: Read, *, extra: An
         read: Returns the messages in a list, or the reason why there are none.
         extra: Further input after the prompt; see `continue_prompt`.
     """
-    sides = [continue_prompt(prompt, side, read, extra=extra) for side in (chosen, rejected)]
-    for side in sides:
-        if isinstance(side, str):
-            return side
-    of_chosen, of_rejected = cast(tuple[list[Message], list[Message]], tuple(sides))
+    of_chosen, of_rejected = (continue_prompt(prompt, side, read, extra=extra) for side in (chosen, rejected))
+    if isinstance(of_chosen, str):
+        return of_chosen
+    if isinstance(of_rejected, str):
+        return of_rejected
     for number, (one, other) in enumerate(zip(of_chosen[:-1], of_rejected[:-1], strict=False)):
         if without_weights(one) != without_weights(other) and (one["role"] == "assistant" or not _are_same([one], [other])):
             break

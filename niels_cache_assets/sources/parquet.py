@@ -138,17 +138,16 @@ class Parquet(RowFileSource):
                     count_file_without(context.report, name, fields)
                 return
             has_id = id_field in fields and id_field != text_field
-            has_title = text_field != "title" and "title" in fields and may_hold_text(fields["title"])
+            title = {"title"} if text_field != "title" and "title" in fields and may_hold_text(fields["title"]) else set[str]()
             if where is not None:
                 where.require_types(fields, name)
             self.require_columns(fields, name)
-            origin = {text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])}
-            columns = {*origin, *(where.columns if where else ()), *self.keep}
+            columns = {text_field, id_field, *(where.columns if where else ()), *self.keep} & fields.keys()
             tables = parquet.batches(
-                sorted(columns), most_rows=rows.PARQUET_ROWS, start=position.row, group_filter=where.may_match if where else None
+                sorted(columns | title), most_rows=rows.PARQUET_ROWS, start=position.row, group_filter=where.may_match if where else None
             )
             names = repeat_string(name, max(MAX_ROWS, rows.PARQUET_ROWS))
-            checked = partial(self._checked, name, names, text_field, id_field if has_id else None, has_title)
+            checked = partial(self._checked, name, names, text_field, id_field if has_id else None, bool(title))
             for _, batch, values, odd, damaged in map_ahead(join_batches(tables, most_rows=MAX_ROWS, of=rows.BATCH_DOCUMENTS), checked):
 
                 def is_document(index: int, batch=batch, values=values, damaged=damaged) -> bool:  # type: ignore[no-untyped-def]
@@ -161,8 +160,7 @@ class Parquet(RowFileSource):
                         refuse_length(f"{name}: row {row}", limit)
                     return decoding.admits(name, text, replaced=replaced, row=row)
 
-                if len(odd) < len(batch):
-                    check.record_text()
+                check.has_text |= len(odd) < len(batch)
                 yield from collector.add(batch, odd=odd, is_document=is_document)
             if where is not None:
                 collector.advance_to(parquet.rows)

@@ -103,29 +103,25 @@ def documented_objects() -> Iterator[DocumentedObject]:
             continue  # a file of a different tool (a template) whose name ends in .py
         if doc := ast.get_docstring(tree):
             yield DocumentedObject("module", module, doc, file.name, 0)
-        stack = _definitions(tree, module)
-        while stack:
-            node, name, kind = stack.pop()
+        for node, name, kind in _definitions(tree, module, "function"):
             if doc := ast.get_docstring(node):
                 yield DocumentedObject(kind, name, doc, file.name, node.lineno - 1)
-            if isinstance(node, ast.ClassDef):
-                stack.extend(_definitions(node, name))
 
 
-def _definitions(parent: ast.Module | ast.ClassDef, prefix: str) -> list[tuple[_Definition, str, str]]:
-    """Return the classes and functions directly in a module or class, including those under `if`, `try` and `with`.
+def _definitions(parent: ast.AST, prefix: str, function: str) -> Iterator[tuple[_Definition, str, str]]:
+    """Yield the classes and functions in a module or class, each with its name and kind, including those under `if`, `try` and `with`.
 
-    The last definition comes first, because the caller uses the list as a stack.
+    Args:
+        parent: The module, class or statement.
+        prefix: The name of the module or class.
+        function: The kind of a function there: function or method.
     """
-    found: list[tuple[_Definition, str, str]] = []
-    function = "method" if isinstance(parent, ast.ClassDef) else "function"
-    pending: list[ast.AST] = [*reversed(parent.body)]
-    while pending:
-        node = pending.pop()
+    for node in ast.iter_child_nodes(parent):
         if isinstance(node, ast.ClassDef):
-            found.append((node, f"{prefix}.{node.name}", "class"))
+            name = f"{prefix}.{node.name}"
+            yield node, name, "class"
+            yield from _definitions(node, name, "method")
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found.append((node, f"{prefix}.{node.name}", function))
+            yield node, f"{prefix}.{node.name}", function
         elif isinstance(node, (ast.If, ast.Try, ast.With, ast.ExceptHandler, ast.For, ast.While)):
-            pending.extend(reversed([*ast.iter_child_nodes(node)]))
-    return found[::-1]
+            yield from _definitions(node, prefix, function)

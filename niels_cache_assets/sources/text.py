@@ -7,9 +7,17 @@ from typing import IO, Literal
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.compressed import endings_with_compressions
-from niels_cache_assets.sources.reading.encodings import DecodingCounts, TextOptions, encoding_of, read_lines, read_text, refuse_length
+from niels_cache_assets.sources.reading.encodings import (
+    DecodingCounts,
+    TextOptions,
+    TextStream,
+    encoding_of,
+    read_lines,
+    read_text,
+    refuse_length,
+)
 from niels_cache_assets.sources.reading.file_source import FileSource, HasKeepDamaged
-from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_bytes
+from niels_cache_assets.sources.reading.files import SourceFile, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
@@ -39,7 +47,7 @@ class Text(HasKeepDamaged, FileSource, PretrainSource):
             if not files.position.row:
                 context.report.drop_row("empty", file.name)  # a file without any line or paragraph
 
-    def _pieces(self, file: SourceFile, position: FilePosition, options: TextOptions) -> Iterator[tuple[int, str, str | None]]:
+    def _pieces(self, file: SourceFile, position: FilePosition, options: TextOptions) -> TextStream:
         """Yield (row, text, marked text or None), starting at `position`.
 
         The marked text has a mark (a lone surrogate) in place of replaced bytes (see `reading/encodings.py`). Reading lines or paragraphs
@@ -50,7 +58,7 @@ class Text(HasKeepDamaged, FileSource, PretrainSource):
                 position.row = position.rows = 1
                 yield 0, *read_text(file, options)
             return
-        with file_errors(file), open_bytes(file, options.on_damage) as stream:
+        with open_bytes(file, options.on_damage) as stream:
             if self.sample_by == "paragraph":
                 yield from _paragraphs(stream, position, file.name, options)
                 return
@@ -58,7 +66,7 @@ class Text(HasKeepDamaged, FileSource, PretrainSource):
                 yield index, line.rstrip("\r\n"), marked
 
 
-def _paragraphs(stream: IO[bytes], position: FilePosition, where: str, options: TextOptions) -> Iterator[tuple[int, str, str | None]]:
+def _paragraphs(stream: IO[bytes], position: FilePosition, where: str, options: TextOptions) -> TextStream:
     """Yield paragraphs: runs of lines between blank lines, without the last line end."""
     options = options._replace(encoding=encoding_of(stream, options.encoding))
     row = position.seek(stream)

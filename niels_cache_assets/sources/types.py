@@ -248,6 +248,10 @@ class Source(Table):
         """
         return []
 
+    def every_file(self) -> list[SourceFile]:
+        """Return `input_files` and the files of the tables `added`."""
+        return self.input_files()
+
     def check_input(self, siblings: Siblings) -> None:
         """Read the beginning of the local files in the same way as a build.
 
@@ -545,10 +549,6 @@ class SourceWithParts(PretrainSource):
 
         It keeps the order of the files; the builder shuffles.
         """
-
-    def every_file(self) -> list[SourceFile]:
-        """Return the user's files, including those of the tables `added`."""
-        return self.input_files()
 
     def _refuse_for_parts(self) -> None:
         if self.prepare:

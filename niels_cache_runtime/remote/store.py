@@ -287,7 +287,7 @@ class Store:
         options = {"range": {"offset": start}} if start else {}
         with self._as_remote_errors(key):
             # as the chunks come, about 400 kB each: waiting for more of them would hide a store that sends almost nothing
-            yield from raise_if_stalled(self._obstore.get(self._remote, key, options=options).stream(min_chunk_size=1), self.name_of(key))
+            yield from raise_if_stalled(self._obstore.get(self._remote, key, options=options).stream(min_chunk_size=1), f"{self.name_of(key)}: the store")
 
     def read_range(self, key: str, length: int, *, start: int = 0) -> ObjectRange:
         """Return the content of an object from byte `start` to `start` + `length` - 1, with one request.
@@ -300,7 +300,7 @@ class Store:
             return ObjectRange(self._content(key, result), result.meta["size"], result.meta["e_tag"], result.attributes.get(_HASH_KEY))
 
     def _content(self, key: str, result: Any) -> bytes:
-        return b"".join(raise_if_stalled(result.stream(min_chunk_size=1), self.name_of(key)))
+        return b"".join(raise_if_stalled(result.stream(min_chunk_size=1), f"{self.name_of(key)}: the store"))
 
     def put(self, key: str, file: BinaryIO, content: memoryview, *, sha256: str) -> None:
         """Write an open file as one object, with its sha256 in the metadata. The object appears as a whole or not at all.
@@ -444,15 +444,15 @@ class FolderStore(Store):
         return {}
 
 
-def raise_if_stalled(chunks: Iterable[Any], name: str) -> Iterator[memoryview]:
+def raise_if_stalled(chunks: Iterable[Any], sender: str) -> Iterator[memoryview]:
     """Yield the chunks of a body, as long as it is not too slow.
 
     Args:
         chunks: The chunks.
-        name: The address, for the message.
+        sender: What sends them, for the message.
 
     Raises:
-        RemoteError: If fewer than STALL_BYTES arrive in STALL_SECONDS of waiting for the store.
+        RemoteError: If fewer than STALL_BYTES arrive in STALL_SECONDS of waiting for the sender.
     """
     size, waited, stream = 0, 0.0, iter(chunks)
     while True:
@@ -463,7 +463,7 @@ def raise_if_stalled(chunks: Iterable[Any], name: str) -> Iterator[memoryview]:
         yield memoryview(chunk)
         if waited >= STALL_SECONDS:
             if size < STALL_BYTES:
-                raise RemoteError(f"{name}: the store sent only {size:,} bytes in {waited:.0f} seconds; try again", is_transient=True)
+                raise RemoteError(f"{sender} sent only {size:,} bytes in {waited:.0f} seconds; try again", is_transient=True)
             size, waited = 0, 0.0
 
 

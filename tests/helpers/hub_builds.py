@@ -70,11 +70,13 @@ def _build(root: Path, table: dict[str, Any], name: str, patience: float, others
 def _main() -> None:
     from niels_cache_assets.sources.net import retries as network
     from niels_cache_assets.sources.net import transport
+    from niels_cache_runtime.remote import store
 
     asked = json.load(sys.stdin)
     for constant, value in asked["set"].items():
-        module: Any = transport if hasattr(transport, constant) else network
-        setattr(module, constant, value)
+        for module in (network, store, transport):
+            if hasattr(module, constant):
+                setattr(module, constant, value)
     json.dump([_build(Path(asked["root"]), *build) for build in asked["builds"]], sys.stdout)
 
 

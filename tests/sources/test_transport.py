@@ -18,6 +18,7 @@ from niels_cache_assets.sources.net import retries as network
 from niels_cache_assets.sources.net import transport
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.remote import store
 from tests.helpers.loopback_hub import LoopbackHub
 from tests.helpers.messages import missing
 from tests.helpers.read_sources import read
@@ -141,7 +142,7 @@ def test_a_server_without_ranges_that_always_cuts_at_the_same_byte_ends_patience
         assert asked < 1000, "it would never end"
         return httpx.Response(200, headers={"ETag": '"a"', "Content-Length": str(len(CONTENT))}, stream=_Pieces(CONTENT, breaks=True))
 
-    with network.retry_for(0.1), pytest.raises(SourceUnavailableError, match=r"ReadError \(gone\), \d+ tries"):
+    with network.retry_for(0.1), pytest.raises(SourceUnavailableError, match=r"ReadError: gone, \d+ tries"):
         client(answer).get("http://example.test/a")
     assert asked > 1
 
@@ -158,7 +159,7 @@ def test_a_file_that_changed_in_the_middle_is_an_error_and_never_a_mix(ranges: b
 def test_a_body_that_is_complete_is_not_asked_for_again_although_its_last_bytes_came_late(
     tag: str | None, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "STALL_SECONDS", 0)  # each body of fewer bytes than STALL_BYTES is late
+    monkeypatch.setattr(store, "STALL_SECONDS", 0)  # each body of fewer bytes than STALL_BYTES is late
     requests: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -39,7 +39,7 @@ from niels_cache_assets.sources.net.retries import retry_at_most
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading.file_source import list_files_for_plan
 from niels_cache_assets.sources.reading.files import SourceFile
-from niels_cache_assets.sources.types import ListedFile, SourceWithParts
+from niels_cache_assets.sources.types import ListedFile
 from niels_cache_assets.tokenizer.encoder import BuildEncoder
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, load_tokenizer, local_settings, open_configured_model, view_tokenizer
 from niels_cache_assets.tokenizer.training import train
@@ -309,7 +309,7 @@ class Estimator:
         """
         if name not in self._volumes:
             source, plan = self._registry.source(name), self._plans.get(name)
-            located = source.every_file() if isinstance(source, SourceWithParts) else source.input_files()
+            located = source.every_file()
             files = [file for part in plan.parts for file in part.files] if plan else list_files_for_plan(located, None, hashed=False)
             if not files and isinstance(source, HubData):
                 with suppress(SourceUnavailableError), retry_at_most(seconds=NO_RETRY_SECONDS):

@@ -130,28 +130,20 @@ def _search(start: str, components: Sequence[str], skip: Collection[str] = ()) -
     waiting = [(start, 0)]
     while waiting:
         folder, number = waiting.pop()
-        component, is_last = components[number], number + 1 == len(components)
-        if not glob.has_magic(component):
-            path = os.path.join(folder, component)
-            if _exists(folder, component):
-                if not _is_folder(path):
-                    paths += [path] if is_last else []
-                elif is_last:
-                    has_folders = True
-                else:
-                    waiting.append((path, number + 1))
-            continue
-        is_recursive, below = component == "**", list[tuple[str, int]]()
-        for entry in _entries(folder, number, entered, again):
-            if entry.name.startswith(".") and not (component.startswith(".") and not is_recursive):
+        component, is_last, below = components[number], number + 1 == len(components), list[tuple[str, int]]()
+        is_recursive, found = component == "**", dict[str, str | os.DirEntry[str]]()
+        if glob.has_magic(component):
+            found = {entry.name: entry for entry in _entries(folder, number, entered, again) if fnmatch.fnmatch(entry.name, component)}
+        elif _exists(folder, component):
+            found[component] = os.path.join(folder, component)
+        for name, entry in found.items():
+            if name.startswith(".") and not component.startswith("."):
                 continue
-            if not is_recursive and not fnmatch.fnmatch(entry.name, component):
-                continue
-            path = os.path.join(folder, entry.name)
+            path = os.path.join(folder, name)
             if not _is_folder(entry):
                 paths += [path] if is_last else []
             elif is_recursive:
-                below += [(path, number)] if entry.name not in skip else []
+                below += [(path, number)] if name not in skip else []
             elif is_last:
                 has_folders = True
             else:

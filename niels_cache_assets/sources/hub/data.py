@@ -7,7 +7,7 @@ number there. The subclasses define what the columns of a row mean.
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Self
@@ -16,9 +16,9 @@ from pydantic import model_validator
 
 from niels_cache_assets.sources.errors import without_credentials
 from niels_cache_assets.sources.hub.errors import hub_errors, unknown_choice_message
-from niels_cache_assets.sources.reading.encodings import DecodesText, Values
+from niels_cache_assets.sources.reading.encodings import DecodesText, RowStream, Values
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_splits
-from niels_cache_assets.sources.reading.parquet_files import may_hold_text, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import open_parquet
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition, UpstreamSplit
 from niels_cache_assets.sources.reading.rows import csv_rows, first_rows, json_rows, line_rows, parquet_rows, rows_of_files, string_fields
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, find_text_column, text_field_of_pass
@@ -28,7 +28,7 @@ from niels_cache_runtime.errors import NielsCacheError
 _ONLY_OF_THE_HUB = ("config", "split", "val_split", "pinned_revision")
 _NAMES_PER_REQUEST = 500
 _NOT_OPTIONS = {"name", "version", "data_dir", "data_files", "description", "features"}  # attributes of a configuration of the library
-_READERS: dict[str, Callable[..., Iterator[tuple[int, Values]]]] = {
+_READERS: dict[str, Callable[..., RowStream]] = {
     "parquet": parquet_rows,
     "json": json_rows,
     "text": line_rows,
@@ -93,6 +93,8 @@ class HubData(DecodesText):
         if self.files:
             parts = self.files_at(None)
             return files_digest(file._replace(name=f"{part.split or 'all'}\0{file.name}") for part, files in parts for file in files)
+        if self.local_key:
+            return super().revision(siblings)
         from huggingface_hub import HfApi
 
         from niels_cache_assets.sources.net.transport import install
@@ -128,13 +130,10 @@ class HubData(DecodesText):
 
         Val comes first, because it is small, and a token budget of train may end the stream.
         """
-        if self.files and self.val_files:
-            return [UpstreamSplit("validation", "val", self.val_files), UpstreamSplit("train", "train", self.files)]
-        if self.files:
-            return [UpstreamSplit("train", None, self.files)]
-        if self.val_split is not None:
-            return [UpstreamSplit(self.val_split, "val", None), UpstreamSplit(self.split, "train", None)]
-        return [UpstreamSplit(self.split, None, None)]
+        has_val = bool(self.val_files) if self.files else self.val_split is not None
+        if not has_val:
+            return [UpstreamSplit(self.split, None, self.files)]
+        return [UpstreamSplit(self.val_split or "", "val", self.val_files), UpstreamSplit(self.split, "train", self.files)]
 
     def file_pass(self, context: StreamContext, *, notes_empty: bool = True) -> FilePass:
         """Return the pass over the files of all parts.
@@ -176,27 +175,26 @@ class HubData(DecodesText):
 
         return text_field_of_pass(self, context, decide, given=None)  # type: ignore[arg-type,return-value]
 
-    def fields_of(self, files: Sequence[SourceFile]) -> tuple[SourceFile, dict[str, bool]]:
-        """Return the first of these files with rows, and for each field of its first rows whether it holds strings.
+    def fields_of(self, files: Sequence[SourceFile]) -> tuple[SourceFile, Collection[str]]:
+        """Return the first of these files with rows, and the fields of its first rows.
 
         Raises:
             NielsCacheError: If no file has a row.
         """
         for file in files:
-            fields: dict[str, bool] = {}
             if format_of([file.name]) == "parquet":
                 with open_parquet(file) as parquet:
-                    fields = {name: may_hold_text(kind) for name, kind in parquet.columns.items()} if parquet.rows else {}
+                    fields: Collection[str] = parquet.columns if parquet.rows else ()
             else:
                 fields = string_fields(self._first_rows(file))
             if fields:
                 return file, fields
         raise NielsCacheError(f"{files[0].name}: holds no row; it is empty or damaged")
 
-    def _first_rows(self, file: SourceFile) -> Iterator[tuple[int, Values]]:
+    def _first_rows(self, file: SourceFile) -> RowStream:
         return first_rows(self._file_rows(file, FilePosition()), ROWS)
 
-    def _file_rows(self, file: SourceFile, position: FilePosition, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Values]]:
+    def _file_rows(self, file: SourceFile, position: FilePosition, columns: Sequence[str] | None = None) -> RowStream:
         kind = format_of([file.name])
         chosen = {"columns": columns} if kind == "parquet" else {}
         return _READERS[kind](file, position, self.text_options, **chosen)
@@ -240,8 +238,7 @@ def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
     with hub_errors(data.dataset, revision):
         from huggingface_hub import HfApi, RepoFile
 
-        parts = data.upstream_splits()
-        for part, files in zip(parts, _files_of_hub(data, parts, revision), strict=True):
+        for part, files in data.files_at(revision):
             names = [file.name for file in files]
             for first in range(0, len(names), _NAMES_PER_REQUEST):
                 requested = names[first : first + _NAMES_PER_REQUEST]
@@ -302,16 +299,14 @@ def format_of(names: Sequence[str], where: str = "files") -> str:
     Raises:
         NielsCacheError: If the files have several formats, or a suffix is unknown.
     """
-    formats = {_format(re.sub(r"\.(gz|bz2|xz|zst)$", "", name)) for name in names}
+    formats = set()
+    for name in names:
+        suffix = PurePosixPath(re.sub(r"\.(gz|bz2|xz|zst)$", "", name)).suffix.lower()
+        if suffix not in _FORMATS:
+            raise NielsCacheError(f"{name}: files of this kind are not read; name files that end in {', '.join(filter(None, _FORMATS))}")
+        formats.add(_FORMATS[suffix])
     if len(formats) > 1:
         raise NielsCacheError(
             f"{where}: {' and '.join(sorted(formats))} files cannot be mixed in one data set; read one kind, or one split, in each table"
         )
     return formats.pop()
-
-
-def _format(name: str) -> str:
-    suffix = PurePosixPath(name).suffix.lower()
-    if suffix not in _FORMATS:
-        raise NielsCacheError(f"{name}: files of this kind are not read; name files that end in {', '.join(filter(None, _FORMATS))}")
-    return _FORMATS[suffix]

@@ -21,7 +21,7 @@ from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
 from niels_cache_assets.sources.reading.compressed import DamagedFileError, is_damaged
 from niels_cache_assets.sources.reading.encodings import MARKS, UTF8, TextOptions, damage_of, encoding_of, refuse_length
-from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes
+from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -31,8 +31,9 @@ _MAX_MARKUP_BYTES = 1 << 20  # maximum size of one tag or comment, because expat
 _MAX_NAME = 1000  # maximum characters of an element's name, with its namespace
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\udc01-\udcff\ufffe\uffff]")  # characters that XML cannot represent, and marks
 _NOT_XML_TO_TAG = re.compile(f"{_NOT_XML.pattern}[^<]*")
-_PAGE_ELEMENTS = {"page/title": "title", "page/ns": "namespace", "page/id": "id", "revision/model": "model", "revision/text": "text"}
-_SITE_ELEMENTS = frozenset(("siteinfo/dbname", "siteinfo/base", "namespaces/namespace"))
+_TITLE, _NAMESPACE, _ID, _REDIRECT, _MODEL, _TEXT = "page/title", "page/ns", "page/id", "page/redirect", "revision/model", "revision/text"
+_DATABASE, _BASE, _NAME = "siteinfo/dbname", "siteinfo/base", "namespaces/namespace"
+_COLLECTED = frozenset((_TITLE, _NAMESPACE, _ID, _REDIRECT, _MODEL, _TEXT, _DATABASE, _BASE, _NAME))  # elements, each with its parent
 _MAX_NAMESPACES = 1000
 _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"  # an attribute of <mediawiki>
 
@@ -103,16 +104,15 @@ class _Handler:
         self._where = where
         self._limit = limit
         self._path: list[str] = []
-        self._values: dict[str, str] = {}
+        self._values: dict[str, str] = {}  # texts of the elements of the page, or of those before the first page
         self._parts: list[str] | None = None  # texts of the element that is being collected
         self._collected = 0  # characters in `_parts`
-        self._redirect = False
         self._start = 0
         self._text = (0, 0)  # begin and end of the page's text, counted like the starts of pages
         self.replaced: deque[_Replaced] = deque()  # replaced characters after the last page, in order
         self._row = row
         self.site: Site | None = None  # the wiki that the dump describes, known from the first page on
-        self._language, self._site_values = "", {"dbname": "", "base": ""}
+        self._language = ""
         self._namespaces: list[tuple[int, str]] = []
         self._number = ""  # number of the namespace that is being read
 
@@ -126,20 +126,17 @@ class _Handler:
         self._path.append(name)
         if name == "page":
             if self.site is None:
-                language = language_of(self._language, self._site_values["dbname"], self._site_values["base"])
+                language = language_of(self._language, self._values.get(_DATABASE, ""), self._values.get(_BASE, ""))
                 self.site = Site(language, tuple(self._namespaces)) if language or self._namespaces else NO_SITE
-            self._values, self._redirect = {}, False
+            self._values = {}
             self._start = self.parser.CurrentByteIndex
-        elif parent == "page" and name == "redirect":
-            self._redirect = True
         elif name == "revision":
-            self._values.pop("text", None)
+            self._values.pop(_TEXT, None)
         elif name == "mediawiki" and not parent:
             self._language = attributes.get(_LANGUAGE, "")
         elif name == "namespace":
             self._number = attributes.get("key", "")
-        element = f"{parent}/{name}"
-        self._parts = [] if (element in _PAGE_ELEMENTS and "deleted" not in attributes) or element in _SITE_ELEMENTS else None
+        self._parts = [] if f"{parent}/{name}" in _COLLECTED and "deleted" not in attributes else None
         if name == "text":
             self._text = (self.parser.CurrentByteIndex,) * 2
         self._collected = 0
@@ -162,18 +159,18 @@ class _Handler:
             values = self._values
             replaced = self._replaced_in_page()
             in_text = [each for each in replaced if self._text[0] <= each.at < self._text[1]]
-            title = values.get("title", "").strip()
-            namespace = values.get("namespace", "").strip()
-            if "namespace" not in values and self.site is not None:  # the export format before version 0.5
+            title = values.get(_TITLE, "").strip()
+            namespace = values.get(_NAMESPACE, "").strip()
+            if _NAMESPACE not in values and self.site is not None:  # the export format before version 0.5
                 namespace = str(self.site.namespace_of(title))
             page = Page(
                 row=self._row,
-                id=values.get("id", "").strip(),
+                id=values.get(_ID, "").strip(),
                 title=title,
                 namespace=int(namespace) if re.fullmatch(r"-?\d{1,9}", namespace) else 0,
-                redirect=self._redirect,
-                model=values.get("model", "wikitext").strip(),
-                text=values.get("text"),
+                redirect=_REDIRECT in values,
+                model=values.get(_MODEL, "wikitext").strip(),
+                text=values.get(_TEXT),
                 replaced_bytes=sum(each.size for each in replaced),
                 replaced=sum(each.characters for each in in_text),
                 has_nul=any(each.has_nul for each in in_text),
@@ -184,10 +181,8 @@ class _Handler:
         self.ended = not self._path
 
     def _keep(self, element: str, text: str) -> None:
-        if element in _PAGE_ELEMENTS:
-            self._values[_PAGE_ELEMENTS[element]] = text
-        elif element != "namespaces/namespace":
-            self._site_values[element.partition("/")[2]] = text
+        if element != _NAME:
+            self._values[element] = text
         elif re.fullmatch(r"-?\d{1,9}", self._number) and len(self._namespaces) < _MAX_NAMESPACES:
             self._namespaces.append((int(self._number), text))
 
@@ -220,7 +215,7 @@ def read_pages(file: SourceFile, position: FilePosition, options: TextOptions) -
             too deeply for a dump. The message has the file and the offset.
     """
     encoding, limit, on_damage = options
-    with file_errors(file), open_bytes(file, on_damage) as stream:
+    with open_bytes(file, on_damage) as stream:
         encoding, kind = encoding_of(stream, encoding), describe_content(first_bytes(stream), "XML")
         head = b""  # before the first page; expat needs it first
         if position.offset and stream.seekable():
@@ -262,7 +257,7 @@ def read_pages(file: SourceFile, position: FilePosition, options: TextOptions) -
 
 def read_site(file: SourceFile, *, encoding: str = UTF8) -> Site:
     """Return the wiki that the beginning of a dump describes, or NO_SITE. `read_pages` reports damage."""
-    with file_errors(file), open_bytes(file, lambda _: None) as stream:
+    with open_bytes(file, lambda _: None) as stream:
         handler = _Handler(file.name, _MAX_MARKUP_BYTES, 0)
         for text, _, end, _ in _decoded(stream, 0, encoding_of(stream, encoding)):
             try:

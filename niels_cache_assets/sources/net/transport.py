@@ -22,7 +22,6 @@ import json
 import os
 import re
 import ssl
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -35,11 +34,11 @@ import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from huggingface_hub.utils import httpx
 
-from niels_cache_assets.sources.errors import SourceUnavailableError, without_credentials
+from niels_cache_assets.sources.errors import SourceUnavailableError, describe_error, without_credentials
 from niels_cache_assets.sources.net.retries import ANSWERED, RequestRetries
 from niels_cache_assets.sources.reading.compressed import IteratorStream
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.remote.store import STALL_BYTES, STALL_SECONDS
+from niels_cache_runtime.remote.store import STALL_BYTES, RemoteError, raise_if_stalled
 
 READ_SECONDS = 30.0  # maximum time without a byte, if the caller sets no timeout
 WHOLE_BYTES = 32 << 20
@@ -161,7 +160,7 @@ class RetryTransport(httpx.BaseTransport):
                 raise NielsCacheError(
                     f"{without_credentials(str(request.url))}: its certificate is not trusted ({error}); check the address"
                 ) from error
-            raise BrokenResponseError(_describe_error(error)) from error
+            raise BrokenResponseError(describe_error(error)) from error
         ANSWERED.add(request.url.netloc.decode())
         try:
             self._check(request, response, commit)
@@ -286,25 +285,14 @@ class _Body(httpx.SyncByteStream):
 
 
 def _chunks(response: httpx.Response) -> Iterator[bytes]:
-    in_window = 0
-    seconds = 0.0  # time of waiting for the server, without the time that the caller takes
-    stream = iter(response.stream)  # type: ignore[arg-type]
-    while True:
-        begin = time.monotonic()
-        try:
-            chunk = next(stream, None)
-        except _FAILURES as error:
-            raise BrokenResponseError(_describe_error(error)) from error
-        if chunk is None:
-            response.close()
-            return
-        in_window += len(chunk)
-        seconds += time.monotonic() - begin
-        yield chunk
-        if seconds >= STALL_SECONDS:
-            if in_window < STALL_BYTES:
-                raise BrokenResponseError(f"only {in_window} bytes in {seconds:.0f} s")
-            in_window, seconds = 0, 0.0
+    try:
+        for chunk in raise_if_stalled(response.stream, "the server"):  # type: ignore[arg-type]
+            yield chunk.obj  # type: ignore[misc]
+    except RemoteError as error:
+        raise BrokenResponseError(str(error).partition(";")[0]) from error
+    except _FAILURES as error:
+        raise BrokenResponseError(describe_error(error)) from error
+    response.close()
 
 
 def _with_short_body(response: httpx.Response) -> httpx.Response:
@@ -322,10 +310,6 @@ def _with_short_body(response: httpx.Response) -> httpx.Response:
 
 def _without_range(request: httpx.Request) -> dict[str, str]:
     return {name: value for name, value in request.headers.items() if name.lower() != "range"}
-
-
-def _describe_error(error: Exception) -> str:
-    return f"{type(error).__name__} ({error})" if str(error) else type(error).__name__
 
 
 class FileVersion(NamedTuple):

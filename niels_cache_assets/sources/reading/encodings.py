@@ -28,7 +28,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from niels_cache_assets.base.wording import by_count
 from niels_cache_assets.sources.reading.compressed import OnDamage, is_damaged
-from niels_cache_assets.sources.reading.files import SourceFile, file_errors, files_digest, first_bytes, open_bytes
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, first_bytes, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_assets.sources.types import Siblings, Source, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
@@ -42,7 +42,14 @@ MAX_DOCUMENT_BYTES = MAX_DOCUMENT_MIB << 20
 MARKS = "niels_cache_marks"  # the error handler that leaves marks
 MARK = re.compile("[\udc01-\udcff]")
 
-Values = dict[str, Any]  # of a row, by column
+Values = dict[str, Any]
+"""The values of a row, by column."""
+
+RowStream = Iterator[tuple[int, Values]]
+"""Rows of a file: the number of each row, from 0, and its values."""
+
+TextStream = Iterator[tuple[int, str, str | None]]
+"""Texts of a file: the number of each text, from 0, the text, and the marked text, or None if no byte was replaced."""
 
 SET_ENCODING = 'set the key encoding to the encoding of the files, such as encoding = "latin-1"'
 _BOMS = (
@@ -131,7 +138,7 @@ class DecodesText(Source):
         return UTF8 if codec == "utf-8-sig" else codec
 
     def revision(self, siblings: Siblings) -> str | None:
-        return files_digest(self.input_files())
+        return files_digest(self.every_file())
 
 
 def is_text_encoding(name: str) -> bool:
@@ -240,15 +247,13 @@ def read_text(file: SourceFile, options: TextOptions = PLAIN) -> tuple[str, str 
     Raises:
         NielsCacheError: If the file has more than `limit` bytes.
     """
-    with file_errors(file), open_bytes(file, options.on_damage) as stream:
+    with open_bytes(file, options.on_damage) as stream:
         data = read_whole(stream, file.name, options.limit)
     text, marked = decode(data, encoding_at(data[:4], options.encoding))
     return text.removeprefix(_BOM), None if marked is None else marked.removeprefix(_BOM)
 
 
-def read_lines(
-    stream: IO[bytes], position: FilePosition, where: str, options: TextOptions, *, is_start: bool = True
-) -> Iterator[tuple[int, str, str | None]]:
+def read_lines(stream: IO[bytes], position: FilePosition, where: str, options: TextOptions, *, is_start: bool = True) -> TextStream:
     """Yield (index from 0, line with its end, marked line or None), beginning at `position`.
 
     Before a line is yielded, `position` moves past it. No line includes the byte order mark, and only a line feed ends a line.
@@ -289,7 +294,7 @@ def read_lines(
             yield index - 1, *decode(line, UTF8)
 
 
-def read_items(stream: IO[bytes], position: FilePosition, where: str, options: TextOptions) -> Iterator[tuple[int, str, str | None]]:
+def read_items(stream: IO[bytes], position: FilePosition, where: str, options: TextOptions) -> TextStream:
     """Yield (index from 0, JSON text, marked text or None) of the items of a JSON array, or of JSON values one after the other.
 
     The items before `position` are read again. About two items are in memory. An item that is already in memory may be longer than `limit`.
@@ -373,17 +378,6 @@ class DamagedRow(dict[str, Any]):
     def __init__(self, values: Values, marked: Values, mark: re.Pattern[str], size: int) -> None:
         super().__init__(values)
         self.marked, self.mark, self.size = marked, mark, size
-
-    @classmethod
-    def of_json(cls, values: Values, line: str) -> DamagedRow:
-        """Return the damaged row of these values.
-
-        Args:
-            values: The values of the row.
-            line: The marked text of their JSON.
-        """
-        marked, mark = marked_json(line)
-        return cls(values, marked, mark, damage_of(line).size)
 
 
 def marked_json(text: str) -> tuple[Any, re.Pattern[str]]:
@@ -495,28 +489,3 @@ def not_text_note(facts: dict[str, Any]) -> str:
     if NOT_TEXT not in facts:
         return ""
     return f"; not text: {_most_damaged(facts[NOT_TEXT])}; {SET_ENCODING}, or remove files that are not text"
-
-
-def marked_values(values: Iterable[bytes | None], encoding: str, damaged: dict[int, str]) -> list[str | None]:
-    """Return the strings of a column in which some values are invalid UTF-8.
-
-    These values are decoded as `encoding`, all others as UTF-8.
-
-    Args:
-        values: The bytes of each value, or None.
-        encoding: The encoding of values that are invalid UTF-8.
-        damaged: Receives the marked text of each value with replaced bytes, by index.
-    """
-    found: list[str | None] = []
-    for index, value in enumerate(values):
-        if value is None:
-            found.append(None)
-            continue
-        try:
-            found.append(value.decode())
-        except UnicodeDecodeError:
-            text, marked = decode(value, encoding)
-            found.append(text)
-            if marked is not None:
-                damaged[index] = marked
-    return found

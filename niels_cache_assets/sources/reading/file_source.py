@@ -23,7 +23,6 @@ from niels_cache_assets.sources.types import (
     AddedFiles,
     ConfigPath,
     ListedFile,
-    Siblings,
     SourceWithParts,
     StreamContext,
 )
@@ -87,9 +86,6 @@ class RowFileSource(HasColumns, FileSource, SourceWithParts):
 
     def every_file(self) -> list[SourceFile]:
         return list(chain.from_iterable(self.groups()))
-
-    def revision(self, siblings: Siblings) -> str | None:
-        return files_digest(self.every_file())
 
     def revision_of_files(self, number: int, revision: str | None) -> str | None:
         return files_digest(self.groups()[number])

@@ -16,7 +16,8 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, takewhile
 from pathlib import Path
@@ -25,7 +26,7 @@ from urllib.parse import urlsplit
 
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, refuse_content
 from niels_cache_assets.sources.errors import SourceUnavailableError, endless_redirect, first_line, is_network_error, without_credentials
-from niels_cache_assets.sources.finding.globs import GlobResult, SameFiles, advice_for_missing, files_below, find_same_files, glob_files
+from niels_cache_assets.sources.finding.globs import GlobResult, advice_for_missing, files_below, find_same_files, glob_files
 from niels_cache_assets.sources.hub.errors import hub_error
 from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_assets.sources.reading.digests import content_digest
@@ -72,8 +73,8 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
     Raises:
         NielsCacheError: If a glob has no match, a folder has no such file, or local files and URLs are mixed.
     """
-    found = find_matches(patterns, endings)
-    return _as_source_files(found.unique_files(find_same_files(found.local)))
+    ((root, files),) = _unique_files([patterns], endings)
+    return _named(root, files)
 
 
 def find_splits(groups: Sequence[Sequence[str]]) -> list[list[SourceFile]]:
@@ -90,20 +91,15 @@ def find_splits(groups: Sequence[Sequence[str]]) -> list[list[SourceFile]]:
     if len({pattern.rpartition("://")[0] for patterns in groups for pattern in patterns}) > 1:
         named = [find_files(patterns) for patterns in groups]
     else:
-        matches = [find_matches(patterns, ()) for patterns in groups]
-        links = find_same_files(chain.from_iterable(each.local for each in matches))
-        root = posixpath.commonpath([each.root for each in matches])
-        unique = [each.unique_files(links)._replace(root=root) for each in matches]
-        taken: dict[str, str] = {}
-        for path in chain.from_iterable(each.urls for each in unique):
-            if taken.setdefault(links.first.get(path, path), path) != path or sum(path in each.urls for each in unique) > 1:
-                raise NielsCacheError(
-                    f"{without_credentials(path)}: files and val_files both match it, so it would be in train and in val; let them differ"
-                )
-        named = [_as_source_files(each) for each in unique]
-    names = [file.name for files in named for file in files]
-    if len(set(names)) < len(names):
-        name = next(name for name in names if names.count(name) > 1)
+        found = _unique_files(groups, ())
+        if both := _repeated(chain.from_iterable(files for _, files in found)):
+            path, _ = found[-1][1][both]
+            raise NielsCacheError(
+                f"{without_credentials(path)}: files and val_files both match it, so it would be in train and in val; let them differ"
+            )
+        root = posixpath.commonpath([root for root, _ in found])
+        named = [_named(root, files) for _, files in found]
+    if name := _repeated(file.name for files in named for file in files):
         raise NielsCacheError(f"files and val_files: both have a file named {name!r}; put all files in one place, in folders of their own")
     return named
 
@@ -123,28 +119,21 @@ def find_groups(patterns: Sequence[str], added: Sequence[Sequence[str]], endings
         NielsCacheError: If a pattern has no match, if two lists in `added` match the same file, or if no file is left in the first group.
     """
     _refuse_mixed([*patterns, *chain.from_iterable(added)])
-    matches = [find_matches(each, endings) for each in (patterns, *added)]
-    links = find_same_files(chain.from_iterable(each.local for each in matches))
-    first, *groups = [each.unique_files(links) for each in matches]
-    taken: set[str] = set()
-    for group in groups:
-        for path in sorted(group.urls):
-            if links.first.get(path, path) in taken:
-                raise NielsCacheError(f"added: {path!r} is in two tables; let their files differ")
-        taken.update(links.first.get(path, path) for path in group.urls)
-    rest = {path: url for path, url in first.urls.items() if links.first.get(path, path) not in taken}
-    if not rest and first.urls:
+    (root, first), *groups = _unique_files([patterns, *added], endings)
+    if path := _repeated(chain.from_iterable(files for _, files in groups)):
+        raise NielsCacheError(f"added: {path!r} is in two tables; let their files differ")
+    for path in chain.from_iterable(files for _, files in groups):
+        first.pop(path, None)
+    if not first:
         raise NielsCacheError(f"added: the tables take all files of {without_credentials(patterns[0])!r}; leave some, or remove a table")
-    named = [
-        _as_source_files(first._replace(urls=rest)),
-        *(_as_source_files(each._replace(root=posixpath.commonpath([first.root, each.root]))) for each in groups),
-    ]
-    names: set[str] = set()
-    for file in chain.from_iterable(named):
-        if file.name in names:
-            raise NielsCacheError(f"added: two files have the name {file.name!r}; move one of them into another folder")
-        names.add(file.name)
+    named = [_named(root, first), *(_named(posixpath.commonpath([root, own]), files) for own, files in groups)]
+    if name := _repeated(file.name for files in named for file in files):
+        raise NielsCacheError(f"added: two files have the name {name!r}; move one of them into another folder")
     return named
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 class GlobMatches(NamedTuple):
@@ -165,16 +154,21 @@ class GlobMatches(NamedTuple):
         """The paths of files on this machine."""
         return (path for path, url in self.urls.items() if "://" not in url)
 
-    def unique_files(self, links: SameFiles) -> GlobMatches:
-        """Return the matches with only the first path of each file.
 
-        Args:
-            links: The links among all paths.
-        """
-        first: dict[str, str] = {}
-        for path in sorted(self.urls):
-            first.setdefault(links.first.get(path, path), path)
-        return self._replace(urls={path: self.urls[path] for path in first.values()})
+def _unique_files(groups: Sequence[Sequence[str]], endings: tuple[str, ...]) -> list[tuple[str, dict[str, tuple[str, str]]]]:
+    """Return for each list of globs its root, and the first path and the URL of each file.
+
+    The key of a file is the first path that leads to it in any of the lists.
+    """
+    matches = [find_matches(patterns, endings) for patterns in groups]
+    first = find_same_files(chain.from_iterable(each.local for each in matches)).first
+    found = []
+    for each in matches:
+        files: dict[str, tuple[str, str]] = {}
+        for path, url in sorted(each.urls.items()):
+            files.setdefault(first.get(path, path), (path, url))
+        found.append((each.root, files))
+    return found
 
 
 def find_matches(patterns: Sequence[str], endings: tuple[str, ...]) -> GlobMatches:
@@ -210,15 +204,15 @@ def _refuse_mixed(patterns: Sequence[str]) -> None:
         raise NielsCacheError("files: local files and URLs, or different kinds of URLs, cannot be mixed; make a data set of each")
 
 
-def _as_source_files(matches: GlobMatches) -> list[SourceFile]:
-    below = f"{matches.root.rstrip('/')}/"
+def _named(root: str, files: Mapping[str, tuple[str, str]]) -> list[SourceFile]:
+    below = f"{root.rstrip('/')}/"
 
     def name(path: str, url: str) -> str:
         if "://" not in url and path.startswith(below):
             return path.removeprefix(below)  # many times as fast as relpath
-        return posixpath.relpath(path, matches.root or ".")
+        return posixpath.relpath(path, root or ".")
 
-    return [SourceFile(url, valid_unicode(each)) for each, url in sorted((name(path, url), url) for path, url in matches.urls.items())]
+    return [SourceFile(url, valid_unicode(each)) for each, url in sorted((name(path, url), url) for path, url in files.values())]
 
 
 def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) -> int | None:
@@ -377,10 +371,11 @@ def file_errors(file: SourceFile) -> Iterator[None]:
         raise NielsCacheError(f"{file.name}: cannot be read: {type(error).__name__}: {first_line(error)}") from error
 
 
-def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]:
-    """Open a file for reading, decompressed according to its suffix (`compressed.py`).
+@contextmanager
+def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> Iterator[IO[bytes]]:
+    """Open a file for reading, decompressed according to its suffix (`compressed.py`). Errors in the block are those of `file_errors`.
 
-    Local pipes can be read, too. Call this inside `file_errors(file)`.
+    Local pipes can be read, too.
 
     Args:
         file: The file.
@@ -391,16 +386,11 @@ def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]
         NielsCacheError: If the file must not be read as text (`base/first_bytes.py`), or its compression is not that of its suffix.
     """
     compression = compression_of(file.name)  # called before opening, so that the message names the unknown compression
-    stream = _open_raw(file)
-    try:
-        refuse_content(first_bytes(stream), file.name, compression)
-        if compression is not None:
-            stream = decompressed(stream, file.name, on_damage)
+    with file_errors(file), _open_raw(file) as raw:
+        refuse_content(first_bytes(raw), file.name, compression)
+        with decompressed(raw, file.name, on_damage) as stream:
             refuse_content(first_bytes(stream), file.name, None)
-    except BaseException:
-        stream.close()
-        raise
-    return stream
+            yield stream
 
 
 def _open_raw(file: SourceFile) -> IO[bytes]:

@@ -151,38 +151,33 @@ def join_batches(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: in
     numbers: list[Ints] = []
     parts: list[pa.RecordBatch] = []
     rows = nbytes = 0
-    error: Exception | None = None
-
-    def read() -> Iterator[tuple[int, pa.RecordBatch]]:
-        nonlocal error
-        try:
-            yield from batches
-        except Exception as failure:
-            error = failure
 
     def whole() -> NumberedRows:
         return NumberedRows(numbers[0], parts[0]) if len(parts) == 1 else NumberedRows(np.concatenate(numbers), pa.concat_batches(parts))
 
-    for first, batch in read():
-        if parts and batch.nbytes >= _JOINED_BYTES:
+    try:
+        for first, batch in batches:
+            if parts and batch.nbytes >= _JOINED_BYTES:
+                yield whole()
+                numbers, parts, rows, nbytes = [], [], 0, 0
+            numbers.append(np.arange(first, first + len(batch)))
+            parts.append(batch)
+            rows, nbytes = rows + len(batch), nbytes + batch.nbytes
+            del batch
+            if rows < most_rows and nbytes < _JOINED_BYTES:
+                continue
+            count = rows if len(parts) == 1 or rows < of else min(rows, most_rows) // of * of
+            found, table = whole()
+            numbers, parts, rows = ([found[count:]], [table.slice(count)], rows - count) if count < rows else ([], [], 0)
+            nbytes = sum(part.nbytes for part in parts)
+            yield NumberedRows(found[:count], table.slice(0, count))
+            del table
+    except Exception:
+        if rows:
             yield whole()
-            numbers, parts, rows, nbytes = [], [], 0, 0
-        numbers.append(np.arange(first, first + len(batch)))
-        parts.append(batch)
-        rows, nbytes = rows + len(batch), nbytes + batch.nbytes
-        del batch
-        if rows < most_rows and nbytes < _JOINED_BYTES:
-            continue
-        count = rows if len(parts) == 1 or rows < of else min(rows, most_rows) // of * of
-        found, table = whole()
-        numbers, parts, rows = ([found[count:]], [table.slice(count)], rows - count) if count < rows else ([], [], 0)
-        nbytes = sum(part.nbytes for part in parts)
-        yield NumberedRows(found[:count], table.slice(0, count))
-        del table
+        raise
     if rows:
         yield whole()
-    if error is not None:
-        raise error
 
 
 class ParquetTable:

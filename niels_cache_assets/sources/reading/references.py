@@ -6,10 +6,10 @@ The name of a data set has no slash, dot or star. Everything else is a glob of f
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.config_path import is_name
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading.compressed import endings_with_compressions
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.reading.rows import first_rows, json_rows
@@ -21,22 +21,8 @@ ENDINGS = endings_with_compressions(".jsonl", ".ndjson", ".json")
 QUESTION_FIELDS = ("text", "question", "prompt", "problem", "query", "instruction")
 
 
-class Question(NamedTuple):
-    """A text of a file of evaluation questions.
-
-    Attributes:
-        text: The text.
-        file: The name of the file.
-        row: The index of the line, from 0.
-    """
-
-    text: str
-    file: str
-    row: int
-
-
-def questions(pattern: str, log: Callable[[str], None] = lambda message: None) -> Iterator[Question]:
-    """Yield the texts of the files that match a glob, in order: for each row, every string in one of QUESTION_FIELDS.
+def questions(pattern: str, log: Callable[[str], None] = lambda message: None) -> Iterator[Document]:
+    """Yield the texts of the files that match a glob, in order, without ids: for each row, every string in one of QUESTION_FIELDS.
 
     If the first rows have none of these fields, the rule of `text_column.py` chooses one field for all files.
 
@@ -57,7 +43,7 @@ def questions(pattern: str, log: Callable[[str], None] = lambda message: None) -
                     f"{file.name}: line {row + 1} has no string in any of the fields {', '.join(fields)}, so its question is not "
                     "known; rename the field that has the question"
                 )
-            yield from (Question(text, file.name, row) for text in texts)
+            yield from (Document(text, file=file.name, row=row) for text in texts)
 
 
 def _question_fields(files: Iterable[SourceFile], log: Callable[[str], None]) -> Sequence[str]:
@@ -82,19 +68,31 @@ def named_data_sets(references: Sequence[str], siblings: Siblings) -> dict[str, 
     Raises:
         NielsCacheError: If a data set is unknown, is a mixture, or has added files without parts.
     """
-    found = {}
-    for name in filter(is_name, references):
-        if name not in siblings:
-            raise_unknown_choice("decontaminate_against", "no data set", name, siblings)
-        if getattr(siblings[name], "members", None):
-            raise NielsCacheError(f"decontaminate_against: {name!r} is a mixture; name its members instead")
-        if siblings[name].added and siblings[name].parts == 1:
-            raise NielsCacheError(
-                f"decontaminate_against: {name!r} has grown by added files, whose val cannot be found without parts; build it with parts "
-                "above 1, or remove the name"
-            )
-        found[name] = siblings[name]
-    return found
+    return {name: data_set_with_val("decontaminate_against", name, siblings, "remove the name") for name in filter(is_name, references)}
+
+
+def data_set_with_val(key: str, name: str, siblings: Siblings, otherwise: str) -> PretrainSource:
+    """Return a data set that the key of another one names.
+
+    Args:
+        key: The key, for errors.
+        name: The name of the data set.
+        siblings: All pretrain tables by name.
+        otherwise: What to do if its val cannot be found, for the error.
+
+    Raises:
+        NielsCacheError: If the data set is unknown, is a mixture, or has added files without parts.
+    """
+    if name not in siblings:
+        raise_unknown_choice(key, "no data set", name, siblings)
+    source = siblings[name]
+    if getattr(source, "members", None):
+        raise NielsCacheError(f"{key}: {name!r} is a mixture itself; name its members instead")
+    if source.added and source.parts == 1:
+        raise NielsCacheError(
+            f"{key}: {name!r} has grown by added files, whose val cannot be found without parts; set parts above 1, or {otherwise}"
+        )
+    return source
 
 
 def revision_of_val(source: PretrainSource, siblings: Siblings) -> str | None:

@@ -24,18 +24,20 @@ from niels_cache_assets.sources.reading.encodings import (
     SET_ENCODING,
     UTF8,
     DamagedRow,
+    RowStream,
     TextOptions,
     Values,
     damage_of,
+    decode,
     decoded_lines,
     encoding_of,
-    marked_values,
+    marked_json,
     read_items,
     read_lines,
     refuse_length,
     unmarked,
 )
-from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, valid_unicode
+from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes, valid_unicode
 from niels_cache_assets.sources.reading.parquet_files import arrow_batches, is_bytes_type, may_hold_text, open_parquet, with_bytes
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
 from niels_cache_assets.sources.text_column import ROWS, TEXT, count_file_without, nested_value
@@ -145,30 +147,27 @@ class TextFieldCheck:
 
     Attributes:
         field: The field, which may be set during the pass.
+        has_text: Whether some row has text.
     """
 
     def __init__(self, field: str = "text") -> None:
         self.field = field
-        self._has_text = False
+        self.has_text = False
         self._other: tuple[str, int, str] | None = None
 
     def problem(self, text: Any, file: str, row: int) -> str | None:
         """Return the `text_problem` of the field's value in a row, and remember whether the value is text."""
         found = text_problem(text)
         if found is None or found == "empty":
-            self._has_text = True
+            self.has_text = True
         elif found == "non_string_text" and self._other is None:
             self._other = (file, row, kind_of(text))
         return found
 
-    def record_text(self) -> None:
-        """Remember that some row has text."""
-        self._has_text = True
-
     @property
     def is_wrong(self) -> bool:
         """Whether no row had text in the field, but some row had another value."""
-        return not self._has_text and self._other is not None
+        return not self.has_text and self._other is not None
 
     def report_hint(self, context: StreamContext, fields: Mapping[str, bool] | None = None, kind: str | None = None) -> None:
         """Add the hint to the report at the end of a pass, if the field `is_wrong`.
@@ -203,7 +202,7 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def json_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
+def json_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> RowStream:
     """Yield (index from 0, object) of a JSON Lines file, a JSON array or objects over several lines, beginning at `position`.
 
     The index is that of the line, or of the object in the other forms. Blank lines are skipped; any other line must be an object. If bytes
@@ -217,7 +216,7 @@ def json_rows(file: SourceFile, position: FilePosition | None = None, options: T
     Raises:
         NielsCacheError: If a line or item is too long or is not a JSON object.
     """
-    with file_errors(file), open_bytes(file, options.on_damage) as stream:
+    with open_bytes(file, options.on_damage) as stream:
         head, has_rows = first_bytes(stream), False
         are_lines = not _WHOLE_JSON.match(head.decode(encoding_of(stream, options.encoding), "ignore"))
         read, unit = (read_lines, "line") if are_lines else (read_items, "item")
@@ -237,13 +236,11 @@ def json_rows(file: SourceFile, position: FilePosition | None = None, options: T
                 ) from error
             if not isinstance(row, dict):
                 raise NielsCacheError(f"{file.name}: {unit} {index + 1} is a JSON {type(row).__name__}; each {unit} must hold one object")
-            yield index, row if marked is None else DamagedRow.of_json(row, marked)
+            yield index, row if marked is None else DamagedRow(row, *marked_json(marked), damage_of(marked).size)
             has_rows = True
 
 
-def line_rows(
-    file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN, *, keep_ends: bool = True
-) -> Iterator[tuple[int, Values]]:
+def line_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN, *, keep_ends: bool = True) -> RowStream:
     """Yield (line index from 0, object with the line as `text`) of a text file, beginning at `position`.
 
     Args:
@@ -260,7 +257,7 @@ def line_rows(
         text = line.removesuffix("\n").removesuffix("\r")
         return text + "\n" if keep_ends and line.endswith("\n") else text
 
-    with file_errors(file), open_bytes(file, options.on_damage) as stream:
+    with open_bytes(file, options.on_damage) as stream:
         for index, line, marked in read_lines(stream, position or FilePosition(), file.name, options):
             values = {TEXT: whole(line)}
             yield index, values if marked is None else DamagedRow(values, {TEXT: whole(marked)}, MARK, damage_of(marked).size)
@@ -286,7 +283,7 @@ def csv_rows(
     quote: str = '"',
     columns: Sequence[str] = (),
     on_delimiter: Callable[[str], object] | None = None,
-) -> Iterator[tuple[int, Values]]:
+) -> RowStream:
     """Yield (index of the record from 0, object) of a CSV file. All values are strings.
 
     A blank line is no record. A value that a record lacks is null. With `on_damage`, a record that the damage cuts is left out.
@@ -306,7 +303,7 @@ def csv_rows(
             not of the encoding.
     """
     position, limit = position or FilePosition(), options.limit
-    with file_errors(file), open_bytes(file, options.on_damage) as stream:
+    with open_bytes(file, options.on_damage) as stream:
         position.seek(stream)
         lines = (
             line
@@ -378,7 +375,16 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
             return column.to_pylist()
         with suppress(UnicodeDecodeError, pa.ArrowException):  # invalid UTF-8: files may hold it, Arrow does not check
             return column.to_numpy(zero_copy_only=False).tolist()
-    return marked_values(column.cast("large_binary").to_pylist(), encoding, {} if damaged is None else damaged)
+    values = column.cast("large_binary").to_pylist()
+    for index, value in enumerate(values):
+        if value is not None:
+            try:
+                values[index] = value.decode()
+            except UnicodeDecodeError:
+                values[index], marked = decode(value, encoding)
+                if damaged is not None and marked is not None:
+                    damaged[index] = marked
+    return values
 
 
 def rows_in(batch: pa.RecordBatch, encoding: str) -> list[Values]:
@@ -483,7 +489,7 @@ def parquet_rows(
     options: TextOptions = PLAIN,
     *,
     columns: Sequence[str] | None = None,
-) -> Iterator[tuple[int, Values]]:
+) -> RowStream:
     """Yield (row index from 0, object) of a Parquet file, beginning at `position`.
 
     Nested values are those that JSON Lines would hold (`json_form`). A row with replaced bytes is a DamagedRow.
@@ -506,7 +512,7 @@ def parquet_rows(
 
 def _rows_of_batches(
     file: SourceFile, batches: Iterable[tuple[int, pa.RecordBatch]], position: FilePosition, options: TextOptions
-) -> Iterator[tuple[int, Values]]:
+) -> RowStream:
     for first, batch in batches:
         if batch.nbytes > options.limit:  # a single row may be longer than the limit
             for row in range(len(batch)):
@@ -522,7 +528,7 @@ def _rows_of_batches(
 
 def rows_of_files(
     files: FilePass,
-    read: Callable[[SourceFile, FilePosition], Iterator[tuple[int, Values]]],
+    read: Callable[[SourceFile, FilePosition], RowStream],
     context: StreamContext,
     field: str | None = None,
 ) -> Iterator[tuple[str, int, Values]]:
@@ -551,13 +557,13 @@ def rows_of_files(
             count_file_without(context.report, file.name, fields)
 
 
-def arrow_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
+def arrow_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> RowStream:
     """Yield what `parquet_rows` does, of an Arrow file or stream."""
     position = position or FilePosition()
     return _rows_of_batches(file, arrow_batches(file, most_rows=PARQUET_ROWS, start=position.row), position, options)
 
 
-def file_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> Iterator[tuple[int, Values]]:
+def file_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> RowStream:
     """Yield the rows of a file: Parquet, Arrow, CSV or JSON, according to its suffix."""
     name = file.name.lower()
     if name.endswith(CSV):

@@ -19,6 +19,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
+from itertools import product, starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,22 +40,13 @@ _RANGE = 2**63  # Arrow's integers are below this
 _MAX_CHARACTERS = 20_000  # characters of a condition
 
 Compare = Callable[[Any, Any], bool]
-_COMPARE: dict[type[ast.cmpop], Compare] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-_ARROW = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")  # Arrow's names of these functions
-_KERNELS = dict(zip(_COMPARE.values(), _ARROW, strict=True))
-_MIRRORED = {
-    operator.lt: operator.gt,
-    operator.le: operator.ge,
-    operator.gt: operator.lt,
-    operator.ge: operator.le,
-    operator.eq: operator.eq,
+_COMPARE: dict[type[ast.cmpop], tuple[Compare, str]] = {  # Python's function, and the name of Arrow's
+    ast.Eq: (operator.eq, "equal"),
+    ast.NotEq: (operator.ne, "not_equal"),
+    ast.Lt: (operator.lt, "less"),
+    ast.LtE: (operator.le, "less_equal"),
+    ast.Gt: (operator.gt, "greater"),
+    ast.GtE: (operator.ge, "greater_equal"),
 }
 
 
@@ -183,10 +175,8 @@ class _Column(NamedTuple):
         from pyarrow import compute, types
 
         found = batch[self.path[0]]
-        for name in self.path[1:]:
-            if not types.is_struct(found.type) or found.type.get_field_index(name) < 0:
-                raise _WrongType
-            found = compute.struct_field(found, name)
+        if len(self.path) > 1:
+            found = compute.struct_field(found, self.path[1:])
         if types.is_dictionary(found.type):
             found = found.dictionary_decode()
         found = as_strings(found)
@@ -197,15 +187,8 @@ class _Column(NamedTuple):
         return found.cast(pa.float64()) if types.is_floating(found.type) else found
 
 
-class _Constant(NamedTuple):
-    value: bool | float | str
-
-    def of_row(self, values: Any) -> Any:
-        return self.value
-
-    def of_batch(self, batch: pa.RecordBatch) -> Any:
-        return self.value
-
+Operand = _Column | bool | float | str
+"""A column, or a constant."""
 
 Limits = Mapping[_Column, tuple[Any, Any]]
 """The minimum and maximum of columns. Limits do not cover NaN, so they decide only comparisons that are false for NaN."""
@@ -271,12 +254,13 @@ class _IsNull(NamedTuple):
 
 
 class _Comparison(NamedTuple):
-    one: _Column | _Constant
-    compare: Compare
-    other: _Column | _Constant
+    one: Operand
+    other: Operand
+    compare: Compare = operator.eq
+    kernel: str = "equal"
 
     def of_row(self, values: Mapping[str, Any]) -> bool | None:
-        one, other = self.one.of_row(values), self.other.of_row(values)
+        one, other = (side.of_row(values) if isinstance(side, _Column) else side for side in (self.one, self.other))
         if one is None or other is None:
             return None
         if _kind_of(one) is None or _kind_of(one) != _kind_of(other):
@@ -287,7 +271,7 @@ class _Comparison(NamedTuple):
         import pyarrow as pa
         from pyarrow import compute, types
 
-        sides = [self.one.of_batch(batch), self.other.of_batch(batch)]
+        sides = [side.of_batch(batch) if isinstance(side, _Column) else side for side in (self.one, self.other)]
         for side in sides:
             if isinstance(side, pa.Array) and types.is_null(side.type):
                 return pa.nulls(len(side), pa.bool_())
@@ -295,7 +279,7 @@ class _Comparison(NamedTuple):
         if kind != other_kind:
             raise _WrongType
         try:
-            return compute.call_function(_KERNELS[self.compare], sides)
+            return compute.call_function(self.kernel, sides)
         except pa.ArrowInvalid:
             if kind is not float:
                 raise
@@ -304,17 +288,15 @@ class _Comparison(NamedTuple):
         return pa.array([None if None in pair else self.compare(*pair) for pair in pairs], pa.bool_())
 
     def may_be_true(self, limits: Limits) -> bool:
-        column, compare, other = self
-        if isinstance(column, _Constant):
-            column, compare, other = other, _MIRRORED.get(compare, compare), column
-        if not (isinstance(column, _Column) and isinstance(other, _Constant)) or column not in limits or compare not in _MIRRORED:
+        one, other = (limits.get(side) if isinstance(side, _Column) else (side, side) for side in (self.one, self.other))
+        if one is None or other is None or self.compare is operator.ne:
             return True
-        least, greatest = limits[column]
-        if any(limit != limit or _kind_of(limit) != _kind_of(other.value) for limit in (least, greatest)):
+        kinds = {None if limit != limit else _kind_of(limit) for limit in (*one, *other)}
+        if len(kinds) > 1 or None in kinds:
             return True
-        if compare is operator.eq:
-            return bool(least <= other.value <= greatest)
-        return compare(least if compare in (operator.lt, operator.le) else greatest, other.value)
+        if self.compare is operator.eq:
+            return bool(one[0] <= other[1] and other[0] <= one[1])
+        return any(starmap(self.compare, product(one, other)))
 
 
 def _columns_in(node: Any) -> Iterator[_Column]:
@@ -358,7 +340,7 @@ def _node_of(tree: ast.expr) -> Any:
     column = _operand_of(tree)
     if not isinstance(column, _Column):
         raise ValueError(f"where: {ast.unparse(tree)} is neither true nor false by a column; compare it with a column")
-    return _Comparison(column, operator.eq, _Constant(True))
+    return _Comparison(column, True)
 
 
 def _comparison_of(left: ast.expr, kind: ast.cmpop, right: ast.expr) -> Any:
@@ -375,9 +357,9 @@ def _comparison_of(left: ast.expr, kind: ast.cmpop, right: ast.expr) -> Any:
             raise ValueError("where: `in` takes constants only, not columns")
         if not isinstance(one, _Column):
             raise ValueError(f"where: {ast.unparse(left)}: `in` needs a column on its left")
-        node = _BoolOp([_Comparison(one, operator.eq, each) for each in choices], is_or=True)
+        node = _BoolOp([_Comparison(one, each) for each in choices], is_or=True)
     else:
-        return _Comparison(one, _COMPARE[type(kind)], _operand_of(right))
+        return _Comparison(one, _operand_of(right), *_COMPARE[type(kind)])
     return _Not(node) if isinstance(kind, ast.IsNot | ast.NotIn) else node
 
 
@@ -393,7 +375,7 @@ def _column_of(tree: ast.AST) -> _Column | None:
     return None
 
 
-def _operand_of(tree: ast.expr) -> _Column | _Constant:
+def _operand_of(tree: ast.expr) -> Operand:
     """Return the column or constant of a node.
 
     Raises:
@@ -403,12 +385,12 @@ def _operand_of(tree: ast.expr) -> _Column | _Constant:
         return column
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
         found = _operand_of(tree.operand)
-        if isinstance(found, _Constant) and type(found.value) in (int, float):
-            return _Constant(-found.value)  # type: ignore[operator]
+        if type(found) in (int, float):
+            return -found  # type: ignore[operator]
     if isinstance(tree, ast.Constant) and type(tree.value) in (bool, int, float, str):
         if type(tree.value) is int and tree.value >= _RANGE:
             raise ValueError(f"where: {str(tree.value)[:40]} is too large; write a number below 2**63")
-        return _Constant(tree.value)  # type: ignore[arg-type]
+        return tree.value  # type: ignore[return-value]
     if isinstance(tree, ast.Constant) and tree.value is None:
         raise ValueError("where: compare with None by `is None` or `is not None`")
     raise ValueError(f"where: {ast.unparse(tree)[:80]!r} is not allowed; {_GRAMMAR}")
