@@ -14,6 +14,7 @@ import datetime
 import tomllib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from niels_cache_assets.base import defaults
@@ -74,13 +75,6 @@ class Flag(NamedTuple):
     help: str
     default: Any = None
 
-    @property
-    def group(self) -> str:
-        if self.key.startswith("tokenizer."):
-            return "tokenizer"
-        is_for_all = self.key.startswith("build.") or ".*." in self.key
-        return "every data set" if is_for_all else "data sets of the catalog, if niels_cache.toml names them"
-
     def declared(self) -> Option:
         """Return the option as `Command` declares it."""
         default = f"{self.default:_}" if isinstance(self.default, int) and self.default > 9_999 else self.default
@@ -98,48 +92,57 @@ ROLE_TEXT = "ROLE=TEXT"
 _TYPES: Mapping[str, Callable[[str], Any]] = {"N": whole_number, "SHARE": fraction, ROLE_TEXT: role_and_token}
 _FINEWEB = "pretrain.fineweb_edu"
 
-FLAGS = (
-    Flag("--seed", "build.seed", "N", "seed for shuffles and splits", defaults.SEED),
-    Flag("--shard-bytes", "build.shard_bytes", "N", "size of a full shard in bytes, a whole number of tokens", defaults.SHARD_BYTES),
-    Flag("--threads", "build.threads", "N", "number of encoding threads; does not affect the bytes (default: all cores)"),
-    Flag(
-        "--shuffle-buffer",
-        "pretrain.*.shuffle_buffer",
-        "N",
-        "size of the shuffle buffer in documents, for data sets that shuffle",
-        defaults.SHUFFLE_BUFFER,
+FLAGS = {  # by their heading in the help
+    "every data set": (
+        Flag("--seed", "build.seed", "N", "seed for shuffles and splits", defaults.SEED),
+        Flag("--shard-bytes", "build.shard_bytes", "N", "size of a full shard in bytes, a whole number of tokens", defaults.SHARD_BYTES),
+        Flag("--threads", "build.threads", "N", "number of encoding threads; does not affect the bytes (default: all cores)"),
+        Flag(
+            "--shuffle-buffer",
+            "pretrain.*.shuffle_buffer",
+            "N",
+            "size of the shuffle buffer in documents, for data sets that shuffle",
+            defaults.SHUFFLE_BUFFER,
+        ),
+        Flag("--sft-val-frac", "sft.*.val_frac", "SHARE", "share of SFT examples for val", defaults.VAL_FRAC),
     ),
-    Flag("--sft-val-frac", "sft.*.val_frac", "SHARE", "share of SFT examples for val", defaults.VAL_FRAC),
-    Flag(
-        "--tokenizer-model",
-        "tokenizer.model",
-        "MODEL",
-        "import this model instead of training one: SentencePiece, tokenizer.json, ranks, or OWNER/NAME of the hub",
+    "tokenizer": (
+        Flag(
+            "--tokenizer-model",
+            "tokenizer.model",
+            "MODEL",
+            "import this model instead of training one: SentencePiece, tokenizer.json, ranks, or OWNER/NAME of the hub",
+        ),
+        Flag("--vocab-size", "tokenizer.vocab_size", "N", "vocabulary size, including special tokens", defaults.VOCAB_SIZE),
+        Flag("--model-type", "tokenizer.model_type", "TEXT", "unigram, bpe or bytelevel_bpe", "unigram"),
+        Flag(
+            "--character-coverage",
+            "tokenizer.character_coverage",
+            "SHARE",
+            "share of characters that get their own piece; all others are encoded as bytes",
+            1.0,
+        ),
+        Flag(
+            "--special-tokens",
+            "tokenizer.special_tokens",
+            ROLE_TEXT,
+            "strings for the special tokens: eot=TEXT; for SFT also sys=TEXT usr=TEXT asst=TEXT; with bos=TEXT, every document begins "
+            "with it",
+        ),
     ),
-    Flag("--vocab-size", "tokenizer.vocab_size", "N", "vocabulary size, including special tokens", defaults.VOCAB_SIZE),
-    Flag("--model-type", "tokenizer.model_type", "TEXT", "unigram, bpe or bytelevel_bpe", "unigram"),
-    Flag(
-        "--character-coverage",
-        "tokenizer.character_coverage",
-        "SHARE",
-        "share of characters that get their own piece; all others are encoded as bytes",
-        1.0,
+    "data sets of the catalog, if niels_cache.toml names them": (
+        Flag("--fineweb-dataset", f"{_FINEWEB}.dataset", "TEXT", "data set on the hub", "HuggingFaceFW/fineweb-edu"),
+        Flag("--fineweb-config", f"{_FINEWEB}.config", "TEXT", "configuration of that data set", "CC-MAIN-2024-10"),
+        Flag("--fineweb-train-tokens", f"{_FINEWEB}.train_tokens", "N", "token budget for train", defaults.FINEWEB_TRAIN_TOKENS),
+        Flag("--fineweb-val-tokens", f"{_FINEWEB}.val_tokens", "N", "token budget for val; 0 for no val", defaults.FINEWEB_VAL_TOKENS),
+        Flag("--wikitext-config", "pretrain.wikitext.config", "TEXT", "configuration of Salesforce/wikitext", "wikitext-103-raw-v1"),
+        Flag("--roam-dir", "pretrain.roam.path", "DIR", "folder with *.md notes; without it, roam is skipped"),
+        Flag("--roam-val-frac", "pretrain.roam.val_frac", "SHARE", "share of notes for val", defaults.VAL_FRAC),
+        Flag(
+            "--gutenberg-dir", "pretrain.gutenberg.path", "DIR", "folder with *.txt books to use instead of the hub; switches gutenberg on"
+        ),
     ),
-    Flag(
-        "--special-tokens",
-        "tokenizer.special_tokens",
-        ROLE_TEXT,
-        "strings for the special tokens: eot=TEXT; for SFT also sys=TEXT usr=TEXT asst=TEXT; with bos=TEXT, every document begins with it",
-    ),
-    Flag("--fineweb-dataset", f"{_FINEWEB}.dataset", "TEXT", "data set on the hub", "HuggingFaceFW/fineweb-edu"),
-    Flag("--fineweb-config", f"{_FINEWEB}.config", "TEXT", "configuration of that data set", "CC-MAIN-2024-10"),
-    Flag("--fineweb-train-tokens", f"{_FINEWEB}.train_tokens", "N", "token budget for train", defaults.FINEWEB_TRAIN_TOKENS),
-    Flag("--fineweb-val-tokens", f"{_FINEWEB}.val_tokens", "N", "token budget for val; 0 for no val", defaults.FINEWEB_VAL_TOKENS),
-    Flag("--wikitext-config", "pretrain.wikitext.config", "TEXT", "configuration of Salesforce/wikitext", "wikitext-103-raw-v1"),
-    Flag("--roam-dir", "pretrain.roam.path", "DIR", "folder with *.md notes; without it, roam is skipped"),
-    Flag("--roam-val-frac", "pretrain.roam.val_frac", "SHARE", "share of notes for val", defaults.VAL_FRAC),
-    Flag("--gutenberg-dir", "pretrain.gutenberg.path", "DIR", "folder with *.txt books to use instead of the hub; switches gutenberg on"),
-)
+}
 
 
 def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Overrides:
@@ -153,7 +156,7 @@ def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Over
         NielsCacheError: If a flag is for a data set that is not configured, or if a --set lacks a table, key or value.
     """
     overrides = Overrides()
-    for flag in FLAGS:
+    for flag in chain.from_iterable(FLAGS.values()):
         if (value := getattr(arguments, flag.key)) is None:
             continue
         *table, key = flag.key.split(".")

@@ -45,13 +45,13 @@ class JsonLines:
     Attributes:
         notify: Whether to send `[notify]` messages.
         key: Name of the artifact.
-        listener: The listener, or None before the build starts.
+        listener: The listener. Before the build starts, it ignores everything.
     """
 
     def __init__(self, *, notify: bool) -> None:
         self.notify = notify
         self.key: str | None = None
-        self.listener: LaunchListener | None = None
+        self.listener = LaunchListener()
         self._last = -_SECONDS
 
     def write_event(self, event: str, **values: Any) -> None:
@@ -99,11 +99,10 @@ class JsonLines:
             content_sha256=meta["content_sha256"],
             meta_sha256=meta["meta_sha256"],
         )
-        if self.listener is not None:
-            with ignore_output_errors(sys.stderr):
-                self.listener.finished(
-                    LaunchResult(name=self.key or "", family="parts", state=outcome.state, seconds=outcome.seconds, message=outcome.warning)
-                )
+        with ignore_output_errors(sys.stderr):
+            self.listener.finished(
+                LaunchResult(name=self.key or "", family="parts", state=outcome.state, seconds=outcome.seconds, message=outcome.warning)
+            )
         for line in outcome.drops.warnings:
             self._forward("logged", f"WARNING: {line}")
 
@@ -113,9 +112,8 @@ class JsonLines:
         return code
 
     def _forward(self, method: str, value: Any) -> None:
-        if self.listener is not None:
-            with ignore_output_errors(sys.stderr):
-                getattr(self.listener, method)(self.key or "", value)
+        with ignore_output_errors(sys.stderr):
+            getattr(self.listener, method)(self.key or "", value)
 
 
 def build_and_report(choose: Callable[[JsonLines], Artifact], *, wait: bool, notify: bool) -> int:

@@ -83,8 +83,7 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
     found = _find(cache, name)
     opened = found.train if split == "train" else found.val
     root = str(Path(cache.root).absolute())
-    origin = _TableOrigin(root=root, family=found.family, name=found.name, split=opened.split, T=T, build=build_id(found.meta))
-    table = _CacheTable(_arrow_table(opened, T), origin)
+    table = _CacheTable(_arrow_table(opened, T), root, found.family, found.name, opened.split, T, build_id(found.meta))
     known = [_FORM, _content_identity(found), found.meta.get("tokenizer_sha256"), found.family, split, T]
     fingerprint = sha256_text(" ".join(map(str, known)))[:16]
     dataset = Dataset(table, split=NamedSplit(split), fingerprint=fingerprint)
@@ -180,40 +179,29 @@ def _values(tokens: Tokens) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(tokens.dtype), len(tokens), [None, pa.py_buffer(tokens)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TableOrigin:
-    """Where the columns of a table are read from, and the build that they belong to."""
-
-    root: str
-    family: Family
-    name: str
-    split: Split
-    T: int | None
-    build: str | None
-
-
 class _CacheTable(InMemoryTable):
-    """A table that is pickled without its content, only with its `_TableOrigin`.
+    """A table that is pickled without its content, only with what `_open_table` opens again.
 
     A part that `datasets` cuts from it is an ordinary table.
     """
 
-    def __init__(self, table: pa.Table, origin: _TableOrigin) -> None:
+    def __init__(self, table: pa.Table, *opened: Any) -> None:
         super().__init__(table)
-        self.origin = origin
+        self.opened = opened
 
     def replace_schema_metadata(self, *args: Any, **kwargs: Any) -> "_CacheTable":  # `datasets` calls this method to add its features
-        return _CacheTable(self.table.replace_schema_metadata(*args, **kwargs), self.origin)
+        return _CacheTable(self.table.replace_schema_metadata(*args, **kwargs), *self.opened)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"place": self.origin, "metadata": self.table.schema.metadata}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_table, (*self.opened, self.table.schema.metadata)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        origin: _TableOrigin = state["place"]
-        dataset = CacheDataset(origin.root, origin.family, origin.name)
-        check_same_build_id(dataset.folder, opened=origin.build, reopened=build_id(dataset.meta))
-        table = _arrow_table(dataset.train if origin.split == "train" else dataset.val, origin.T)
-        self.__init__(table.replace_schema_metadata(state["metadata"]), origin)  # type: ignore[misc]
+
+def _open_table(root: str, family: Family, name: str, split: Split, T: int | None, build: str | None, metadata: Any) -> _CacheTable:
+    """Open a split of a cache again, which must still be the same build."""
+    dataset = CacheDataset(root, family, name)
+    check_same_build_id(dataset.folder, opened=build, reopened=build_id(dataset.meta))
+    table = _arrow_table(dataset.train if split == "train" else dataset.val, T)
+    return _CacheTable(table.replace_schema_metadata(metadata), root, family, name, split, T, build)
 
 
 @dataclass(kw_only=True)

@@ -6,8 +6,8 @@
 Each split of each data set has its own folder, because OLMo-core's patterns have only `*` and match all files of a folder. A document is
 never split between files, because OLMo-core's packing and padding data sets drop the tokens after the last EOT of a file. EOT follows each
 document. OLMo-core reads the .csv.gz for files at a remote address, and if it does not find documents by their EOT. The content of the
-.csv.gz is stored without compression, which gzip allows. Its size is thus known before it is written, and its bytes do not depend on the
-version of zlib.
+.csv.gz is stored without compression, which gzip allows, so that its bytes do not depend on the version of zlib. A plan makes it once, to
+know its size.
 """
 
 import os
@@ -29,8 +29,6 @@ MAX_TOKENS = 2**32 - 1  # OLMo-core's padding and mixing data sets keep position
 SEQUENCE_LENGTH = 1024  # appears in the lines to paste; users set their own value
 
 _GZIP_HEADER = bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])  # deflate; no name, no time, no system
-_GZIP_TRAILER_BYTES = 8  # CRC-32 and size
-_BLOCK_HEADER_BYTES = 5  # header of a stored block: whether it is the last, its length, the complement of the length
 _DOCUMENTS_IN_BLOCK = 1 << 10  # with two numbers of up to 20 digits a line, a block stays below the limit of 65,535 bytes
 
 
@@ -83,8 +81,6 @@ def _folder(split: ExportSplit) -> str:
 
 
 def _unit(split: ExportSplit, stem: str, first_document: int, end_document: int, first: int, end: int) -> Unit:
-    tokens, documents = end - first, end_document - first_document
-
     def metadata() -> Iterator[bytes]:
         checksum, size, before = 0, 0, np.zeros(1, dtype=np.uint64)
         yield _GZIP_HEADER
@@ -93,20 +89,13 @@ def _unit(split: ExportSplit, stem: str, first_document: int, end_document: int,
             ends = split.doc_ends[start:stop] - np.uint64(first)
             block = _csv(np.concatenate([before, ends[:-1]]), ends)
             checksum, size, before = zlib.crc32(block, checksum), size + len(block), ends[-1:]
+            # the header of a stored block: whether it is the last, its length, the complement of the length
             yield struct.pack("<BHH", stop == end_document, len(block), len(block) ^ 0xFFFF) + block
         yield struct.pack("<II", checksum, size % 2**32)
 
-    blocks = -(-documents // _DOCUMENTS_IN_BLOCK)
-    # The digits of the ends of these documents, measured from token `first`: one binary search for each power of ten.
-    digits, power, largest = documents, 10, int(split.doc_ends[end_document - 1]) - first
-    while power <= largest:
-        digits += end_document - max(int(split.doc_ends.searchsorted(np.uint64(first + power))), first_document)
-        power *= 10
-    lines_bytes = 2 * digits - len(str(tokens)) + len("0") + documents * len(",\n")  # each start is the previous end; the first start is 0
-    metadata_bytes = len(_GZIP_HEADER) + blocks * _BLOCK_HEADER_BYTES + lines_bytes + _GZIP_TRAILER_BYTES
     return make_unit(
-        tokens_file(split, f"{stem}.npy", first, end, documents=documents),
-        (PlannedFile(name=f"{stem}.csv.gz", bytes=metadata_bytes), metadata),
+        tokens_file(split, f"{stem}.npy", first, end, documents=end_document - first_document),
+        (PlannedFile(name=f"{stem}.csv.gz", bytes=sum(map(len, metadata()))), metadata),
     )
 
 

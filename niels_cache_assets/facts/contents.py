@@ -41,6 +41,21 @@ def all_counts(meta: Meta) -> dict[str, int]:
     return counts
 
 
+def counts_per_split(meta: Meta) -> dict[str, dict[Split, int]]:
+    """Return counts by unit and split.
+
+    meta.json has them as pairs such as `train_tokens` and `val_tokens`, or as a table such as `documents` = {train, val}.
+    """
+    counts: dict[str, dict[Split, int]] = {}
+    for key, value in meta.items():
+        unit = key.removeprefix("train_")
+        if unit != key and isinstance(value, int) and f"val_{unit}" in meta:
+            counts[unit] = {split: meta[f"{split}_{unit}"] for split in SPLITS}
+        elif isinstance(value, dict) and set(value) == set(SPLITS) and all(isinstance(count, int) for count in value.values()):
+            counts[key] = value
+    return counts
+
+
 def content_cells(counts: Mapping[str, int], shares: Mapping[Split, str] | None = None) -> tuple[str, str]:
     """Return the table cells for train and val. A count without splits is in the first cell.
 

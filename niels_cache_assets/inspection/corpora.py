@@ -5,7 +5,7 @@ reads and contacts no upstream. Finding rows reads the footers of the files and 
 at a time. A sample needs 17 bytes of memory per document.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
-from niels_cache_assets.corpus.prepared import document_rows, open_documents
+from niels_cache_assets.corpus.prepared import document_files, document_rows, open_documents
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, built_names
@@ -110,6 +110,26 @@ def rows_at(paths: Sequence[Path], positions: Iterable[int], columns: Sequence[s
     for inside, rows in document_rows(paths, requested, columns):
         found.update(zip(inside.tolist(), rows.to_pylist(), strict=True))
     return found
+
+
+def documents_at(
+    root: Path, chosen: Collection[tuple[str, int]], corpora: Mapping[str, Meta], columns: Sequence[str]
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the documents with these data sets and ordinals.
+
+    Args:
+        root: The cache root.
+        chosen: The name of the data set and the ordinal of each document.
+        corpora: The meta.json of the corpus of each data set.
+        columns: The columns to read.
+    """
+    return {
+        (name, ordinal): row
+        for name in {name for name, _ in chosen}
+        for ordinal, row in rows_at(
+            document_files(corpus_dir(root, name), corpora[name]), [ordinal for each, ordinal in chosen if each == name], columns
+        ).items()
+    }
 
 
 def column(path: Path, name: str) -> np.ndarray:

@@ -62,20 +62,17 @@ def check(address: str, *, download: bool = False, progress: OnBytesDone | None 
     published = read_published(store)
     folder = published.files[-1].key.partition("/")[0]
     sizes = {each.key: each.size for each in store.list(folder)}
-    problems: dict[RemoteFile, str] = {}
     tally = Tally(sum(file.size for file in published.files), progress)
 
-    def check_file(file: RemoteFile) -> None:
+    def check_file(file: RemoteFile) -> str | None:
         problem = _problem(store, file, sizes.get(file.key))
         if problem is None and download:
-            problem = content_problem(store, file, tally)
-        else:
-            tally.add(file.size)
-        if problem is not None:
-            problems[file] = problem
+            return content_problem(store, file, tally)
+        tally.add(file.size)
+        return problem
 
-    run_in_threads(check_file, published.files, tally=tally)
-    findings = [RemoteFinding(object=store.name_of(file.key), problem=problems[file]) for file in published.files if file in problems]
+    problems = zip(published.files, run_in_threads(check_file, published.files, tally=tally), strict=True)
+    findings = [RemoteFinding(object=store.name_of(file.key), problem=problem) for file, problem in problems if problem is not None]
     return RemoteCheckResult(published=published, findings=findings, is_proven=download)
 
 

@@ -15,7 +15,6 @@ import io
 import json
 import os
 import sys
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,10 +109,9 @@ def pull(
         meta, empty = only_split(meta, split)
         files = [file for file in files if file.path in meta["files"] and file.path not in empty]
     tally = Tally(sum(file.size for file in (*files, *published.tokenizer)), progress)
-    fetch = _Fetch(source, tally)
-    _fetch_tokenizer(published, out, fetch)
+    fetched = _fetch_tokenizer(published, out, source, tally)
     if (found := finished_meta(target)) is not None and found.get("files") == meta["files"]:
-        return PullResult(directory=target, state="already there", meta=found, fetched_bytes=fetch.bytes)
+        return PullResult(directory=target, state="already there", meta=found, fetched_bytes=fetched)
     is_there = (target / META_NAME).exists()
     if is_there and not replace_other:
         raise NielsCacheError(f"{target}: holds another build, or a damaged one; --replace exchanges it, or choose another --out")
@@ -124,22 +122,22 @@ def pull(
         own = OwnedFolder(folder.parent)
         for each in SPLITS if published.family == "pretrain" else ():
             own.make_folder(f"{folder.name}/{each}")
-        fetch.all(own, {file: f"{folder.name}/{file.path}" for file in files})
+        fetched += _fetch(source, tally, own, {file: f"{folder.name}/{file.path}" for file in files})
         for path, content in empty.items():
             own.write(f"{folder.name}/{path}", content)
         content = published.meta_content if split is None else encode_meta(str(target / META_NAME), meta)
         own.write(f"{folder.name}/{META_NAME}", content)
         _refuse_foreign_files(folder, {*meta["files"], *SPLITS, META_NAME, JOURNAL_NAME})
     return PullResult(
-        directory=target, state="replaced" if is_there else "pulled", meta=load_meta(target / META_NAME), fetched_bytes=fetch.bytes
+        directory=target, state="replaced" if is_there else "pulled", meta=load_meta(target / META_NAME), fetched_bytes=fetched
     )
 
 
-def _fetch_tokenizer(published: PublishedBuild, out: Path, fetch: _Fetch) -> None:
-    """Download the tokenizer of a cache into the cache root, unless the root has it."""
+def _fetch_tokenizer(published: PublishedBuild, out: Path, source: ObjectSource, tally: Tally) -> int:
+    """Download the tokenizer of a cache into the cache root, unless the root has it. Return the number of downloaded bytes."""
     folder, files = tokenizer_dir(out), published.tokenizer
     if not files:
-        return
+        return 0
     expected = published.meta["tokenizer_sha256"]
 
     def is_there() -> bool:
@@ -150,18 +148,20 @@ def _fetch_tokenizer(published: PublishedBuild, out: Path, fetch: _Fetch) -> Non
             raise NielsCacheError(
                 f"{folder}: holds tokenizer {short_sha256(found)}, but this cache has {short_sha256(expected)}; choose another --out"
             )
-        fetch.tally.add(sum(file.size for file in files))
+        tally.add(sum(file.size for file in files))
         return True
 
     if is_there():
-        return
+        return 0
     with lock_target(folder, wait=True, log=lambda line: print(line, file=sys.stderr)):
         if is_there():  # another process has downloaded it in the meantime
-            return
+            return 0
         with staged(folder) as partial:
-            fetch.all(OwnedFolder(partial.parent), {file: f"{partial.name}/{file.path.removeprefix(TOKENIZER)}" for file in files})
+            names = {file: f"{partial.name}/{file.path.removeprefix(TOKENIZER)}" for file in files}
+            fetched = _fetch(source, tally, OwnedFolder(partial.parent), names)
             if load_meta(partial / META_NAME).get("sha256") != expected:
                 raise NielsCacheError(f"{folder}: the published tokenizer is not the one of the cache; push the cache again")
+    return fetched
 
 
 def _refuse_unfinished_build(target: Path) -> None:
@@ -197,38 +197,28 @@ def _refuse_foreign_files(folder: Path, written: Collection[str]) -> None:
         raise NielsCacheError(f"{folder / others[0]}: is not of this pull; remove {folder}, and pull again")
 
 
-class _Fetch:
-    """The download of files, with its progress.
+def _fetch(source: ObjectSource, tally: Tally, own: OwnedFolder, names: Mapping[RemoteFile, str]) -> int:
+    """Download files below the folder of `own`, unless they exist, and return the number of bytes that were downloaded.
 
-    Attributes:
-        tally: The progress.
-        bytes: The number of bytes that were downloaded so far.
+    A file with its final name is complete and on disk.
     """
 
-    def __init__(self, source: ObjectSource, tally: Tally) -> None:
-        self._source, self.tally = source, tally
-        self._lock = threading.Lock()
-        self.bytes = 0
-
-    def all(self, own: OwnedFolder, names: Mapping[RemoteFile, str]) -> None:
-        """Download files below the folder of `own`, unless they exist. A file with its final name is complete and on disk."""
-        run_in_threads(lambda file: self._one(file, own, names[file]), names, tally=self.tally)
-
-    def _one(self, file: RemoteFile, own: OwnedFolder, name: str) -> None:
+    def fetch(file: RemoteFile) -> int:
+        name, part = names[file], names[file] + PART
         size = own.size(name)
         if size is not None:
             if size != file.size:
                 raise NielsCacheError(f"{own.root / name}: has {size} bytes, and not {file.size}; remove it")
-            self.tally.add(size)
-            return
-        part = name + PART
+            tally.add(size)
+            return 0
         with name_path(own.root / part):
             with os.fdopen(own.open(part, os.O_RDWR, make=True), "r+b") as opened:
-                fetched = complete_download(opened, self._source, file, tally=self.tally)
+                fetched = complete_download(opened, source, file, tally=tally)
                 os.fsync(opened.fileno())
             own.rename(part, name)
-        with self._lock:
-            self.bytes += fetched
+        return fetched
+
+    return sum(run_in_threads(fetch, names, tally=tally))
 
 
 def only_split(meta: Meta, split: Split) -> tuple[Meta, dict[str, bytes]]:

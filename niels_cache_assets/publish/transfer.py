@@ -7,6 +7,7 @@ from typing import TypeVar
 
 OnBytesDone = Callable[[int, int], None]  # bytes done, bytes in total
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 THREADS = 4  # more threads gain nothing on one machine, and each may hold a shard
 
 
@@ -38,8 +39,11 @@ class Tally:
             raise TransferAborted
 
 
-def run_in_threads(work: Callable[[Item], None], items: Iterable[Item], *, tally: Tally) -> None:
-    """Call `work` for each item, on several threads, in order. The first error is raised after all threads have ended."""
+def run_in_threads(work: Callable[[Item], Result], items: Iterable[Item], *, tally: Tally) -> list[Result]:
+    """Call `work` for each item, on several threads, in order, and return its results.
+
+    The first error is raised after all threads have ended.
+    """
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
         try:
             futures = [pool.submit(work, item) for item in items]
@@ -47,6 +51,7 @@ def run_in_threads(work: Callable[[Item], None], items: Iterable[Item], *, tally
             errors = [error for future in done if (error := future.exception()) is not None]
             for error in sorted(errors, key=lambda error: isinstance(error, TransferAborted)):
                 raise error
+            return [future.result() for future in futures]
         except BaseException:
             tally.stop()
             pool.shutdown(wait=True, cancel_futures=True)

@@ -16,7 +16,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import index_folder
 from niels_cache_assets.artifacts.state import CacheState, index_state
 from niels_cache_assets.base.wording import by_count, format_count, label
-from niels_cache_assets.facts.contents import all_counts, budget_shortfall, content_hash, total_bytes
+from niels_cache_assets.facts.contents import all_counts, budget_shortfall, content_hash, counts_per_split, total_bytes
 from niels_cache_assets.facts.disjoint import SplitOverlap
 from niels_cache_assets.facts.drops import DropSummary, summarize_drops
 from niels_cache_assets.facts.mixture import MixturePlan, all_mixtures
@@ -24,8 +24,7 @@ from niels_cache_assets.inspection.shared_texts import SharedTexts, advice_again
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports.history import CheckOutcome, FolderHistory, History
 from niels_cache_assets.sources.text_column import reading_warning
-from niels_cache_runtime.format.layout import SPLITS, Family, built_names
-from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.layout import Family, built_names
 
 CODE_VERSION = "2"  # raise this by hand when a report or the drawing of a picture changes for the same caches and settings
 
@@ -42,36 +41,19 @@ class SplitCount(NamedTuple):
         return self.train + self.val
 
 
-@dataclass(frozen=True)
-class CacheItem:
-    """A folder of the cache, which may not be built yet.
-
-    Attributes:
-        state: State of the folder.
-    """
-
-    state: CacheState
-
-    @property
-    def meta(self) -> Meta:
-        """Content of its meta.json, empty if the file is missing or unreadable."""
-        return self.state.meta
-
-    @property
-    def name(self) -> str:
-        return self.state.name
+class CacheItem(CacheState):
+    """The state of a folder of the cache, which may not be built yet, with what a report says about it."""
 
     @property
     def status(self) -> str:
         """Condition with its cause, such as `complete` or `stale: other settings`."""
-        state = self.state
-        plain = state.condition in ("complete", "missing") or state.state == state.condition
-        return state.condition if plain else f"{state.condition}: {state.state}"
+        plain = self.condition in ("complete", "missing") or self.state == self.condition
+        return self.condition if plain else f"{self.condition}: {self.state}"
 
     @property
     def is_expected(self) -> bool:
         """Whether the folder is switched on and has all its settings."""
-        return self.state.condition != "off"
+        return self.condition != "off"
 
     @property
     def is_built(self) -> bool:
@@ -97,17 +79,13 @@ class CacheItem:
     @property
     def splits(self) -> list[SplitCount]:
         """Counts that meta.json has for both splits: documents or examples, tokens, characters."""
-        found = []
-        for unit in ("documents", "examples", "tokens", "characters"):
-            table = self.meta.get(unit, {split: self.meta.get(f"{split}_{unit}") for split in SPLITS})
-            if self.is_built and table.get("train") is not None and table.get("val") is not None:
-                found.append(SplitCount(unit, table["train"], table["val"]))
-        return found
+        found = counts_per_split(self.meta) if self.is_built else {}
+        return [SplitCount(unit, **found[unit]) for unit in ("documents", "examples", "tokens", "characters") if unit in found]
 
     @property
     def balance(self) -> str | None:
         """`40 documents kept and 20 dropped: 60 in all`, or None if meta.json has no such counts."""
-        unit = "examples" if self.state.kind == "sft" else "documents"
+        unit = "examples" if self.kind == "sft" else "documents"
         kept = next((row.total for row in self.splits if row.unit == unit), self.counts.get(unit))
         if kept is None:
             return None
@@ -175,19 +153,19 @@ class CacheReport:
 
     @property
     def complete(self) -> int:
-        return sum(item.state.condition == "complete" for item in self.items)
+        return sum(item.condition == "complete" for item in self.items)
 
     def recorded(self, item: CacheItem) -> FolderHistory:
         """Return the records of an item.
 
         The checks of an item that is switched off are left out, because they pass without verifying anything.
         """
-        found = self.history.of_folder(item.state.directory)
+        found = self.history.of_folder(item.directory)
         return found if item.is_expected else replace(found, checks=())
 
     def total(self, count: str, family: Family) -> int:
         """Return the sum of a count, such as `train_tokens`, over all data sets of a family."""
-        return sum(item.counts.get(count, 0) for item in self.items if item.state.kind == family)
+        return sum(item.counts.get(count, 0) for item in self.items if item.kind == family)
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -226,7 +204,7 @@ class CacheReport:
             has_corpus: Whether the item has a corpus, whose notices then report the revision and the encoding.
         """
         recorded = self.recorded(item)
-        texts = [f"{item.status}; {item.state.advice}"] if item.state.needs_build else []
+        texts = [f"{item.status}; {item.advice}"] if item.needs_build else []
         texts += [
             f"{label(check.name)}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")
         ]
@@ -256,15 +234,14 @@ class CacheReport:
         }
 
     def _item_json(self, item: CacheItem) -> dict[str, Any]:
-        state = item.state
         return {
             "name": item.name,
-            "kind": state.kind,
-            "directory": str(state.directory),
-            "condition": state.condition,
-            "state": state.state,
-            "advice": state.advice,
-            "note": state.note,
+            "kind": item.kind,
+            "directory": str(item.directory),
+            "condition": item.condition,
+            "state": item.state,
+            "advice": item.advice,
+            "note": item.note,
             "counts": item.counts,
             "dropped": item.dropped,
             "left_out": item.drops.requested,
@@ -281,13 +258,13 @@ def find_items(registry: Registry, *, root: Path) -> list[CacheItem]:
     """Return all items in build order, with the indices of blends last."""
     states = [state for state in graph(registry, root).states() if state.state != "disabled" and state.kind != "index"]
     indices = [index_state(index_folder(root) / name) for name in built_names(index_folder(root))]  # one item per folder
-    return [*map(CacheItem, (*states, *indices))]
+    return [CacheItem(**vars(state)) for state in (*states, *indices)]
 
 
 def cache_report(registry: Registry, items: Sequence[CacheItem], *, root: Path, history: History) -> CacheReport:
     """Return the report about items (from `find_items`) with Dagster's records."""
     mixtures = tuple(all_mixtures(registry, root=root))
-    shared = shared_texts({item.name: item.state.directory for item in items if item.state.kind == "pretrain" and item.is_built})
+    shared = shared_texts({item.name: item.directory for item in items if item.kind == "pretrain" and item.is_built})
     others: dict[str, list[str]] = {}
     for each in shared.found:
         others.setdefault(each.train, []).append(each.val)

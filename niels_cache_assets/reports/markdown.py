@@ -48,7 +48,7 @@ def cache_markdown(report: CacheReport) -> str:
         recorded = report.recorded(item)
         sha256 = f"`{item.sha256[:SHORT_SHA256]}`" if item.sha256 else UNKNOWN
         size = file_size(item.bytes) if item.meta else UNKNOWN
-        cells = [item.name, item.state.kind, item.status, *content_cells(item.counts), size]
+        cells = [item.name, item.kind, item.status, *content_cells(item.counts), size]
         rows.append([*map(plain, cells), sha256, plain(recorded.passed)])
     heading = ("name", "kind", "status", "train", "val", "size", "content sha256", "checks passed")
     return "\n".join([*lines, "", *_table(heading, rows), "", f"Checks: {plain(report.history.source)}."])

@@ -66,18 +66,18 @@ def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[
     """
     found: Drawings = {}
     for item in report.items:
-        if item.is_built and item.state.condition != "broken":
+        if item.is_built and item.condition != "broken":
             progress(item.name)
             try:
-                found[item.state.directory] = _pictures(registry, item, report.root)
+                found[item.directory] = _pictures(registry, item, report.root)
             except (NielsCacheError, OSError, LookupError, TypeError, ValueError) as error:  # a malformed meta.json raises the last three
                 reason = f"meta.json has no {error}" if isinstance(error, KeyError) else error
-                found[item.state.directory] = f"its plots cannot be drawn: {reason}"
+                found[item.directory] = f"its plots cannot be drawn: {reason}"
     return found
 
 
 def _pictures(registry: Registry, item: CacheItem, root: Path) -> list[Picture]:
-    kind, directory, meta = item.state.kind, item.state.directory, item.meta
+    kind, directory, meta = item.kind, item.directory, item.meta
     for family in FAMILIES:
         if kind == family:
             measures = measure_cache(directory, family, meta, address=address_in_store(registry, family, item.name))
@@ -91,9 +91,9 @@ def _pictures(registry: Registry, item: CacheItem, root: Path) -> list[Picture]:
 
 def _samples(item: CacheItem) -> list[tuple[str, str]]:
     """Return the title and the beginning of a few documents or examples in the train of a data set, or why they cannot be shown."""
-    directory = item.state.directory
+    directory = item.directory
     for family in FAMILIES:
-        if item.state.kind == family and item.state.condition == "complete":
+        if item.kind == family and item.condition == "complete":
             try:
                 tokenizer = open_tokenizer(directory.parent.parent)
                 drawn = notable(directory, family, "train", length=_SAMPLE_TOKENS, tokenizer=tokenizer)

@@ -13,7 +13,7 @@ document of the data sets.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,15 @@ from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.cleaning.measures import RULES, STEPS, FilterRule, MeasureHistograms
 from niels_cache_assets.corpus.identity import require_prepared
-from niels_cache_assets.corpus.layout import MEASURES_NAME, corpus_dir
+from niels_cache_assets.corpus.layout import MEASURES_NAME
 from niels_cache_assets.corpus.order import CorpusInputs
-from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files
+from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
 from niels_cache_assets.dedup.signatures import estimated_jaccard
-from niels_cache_assets.inspection.corpora import rows_at, seeded_choice
+from niels_cache_assets.inspection.corpora import documents_at, seeded_choice
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Uint32s, Uints
-from niels_cache_runtime.format.meta import Meta
 
 PAIRS = 20  # on each side of the threshold
 EXCERPT_CHARACTERS = 700
@@ -183,7 +182,8 @@ def _duplicates(registry: Registry, prepared: PreparedCorpus, drops: Mapping[str
     numbers, others = inputs.locate(because[chosen])
     earlier = [(inputs.all[corpus].name, other) for corpus, other in zip(numbers.tolist(), others.tolist(), strict=True)]
     later = [(name, ordinal) for ordinal in ordinals[chosen].tolist()]
-    texts = _texts(root, {*earlier, *later}, corpora)
+    columns = ["source_id", "file", "row", "title", "text"]
+    texts = {key: _excerpt(*key, **row) for key, row in documents_at(root, {*earlier, *later}, corpora, columns).items()}
     pairs = [
         {
             "similarity": round(similarity, 3),
@@ -209,17 +209,9 @@ def _duplicates(registry: Registry, prepared: PreparedCorpus, drops: Mapping[str
     }
 
 
-def _texts(root: Path, wanted: Collection[tuple[str, int]], corpora: Mapping[str, Meta]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the origin and the beginning of the text of each wanted document (data set and ordinal)."""
-    texts: dict[tuple[str, int], dict[str, Any]] = {}
-    for dataset in {name for name, _ in wanted}:
-        ordinals = [ordinal for name, ordinal in wanted if name == dataset]
-        files = document_files(corpus_dir(root, dataset), corpora[dataset])
-        for ordinal, row in rows_at(files, ordinals, ["source_id", "file", "row", "title", "text"]).items():
-            text = row.pop("text")
-            excerpt = {"characters": len(text), "excerpt": text[:EXCERPT_CHARACTERS]}
-            texts[dataset, ordinal] = {"dataset": dataset, "ordinal": ordinal, **row, **excerpt}
-    return texts
+def _excerpt(dataset: str, ordinal: int, *, text: str, **origin: Any) -> dict[str, Any]:
+    """Return the origin and the beginning of the text of a document."""
+    return {"dataset": dataset, "ordinal": ordinal, **origin, "characters": len(text), "excerpt": text[:EXCERPT_CHARACTERS]}
 
 
 def _nearest(best: NDArray[np.float64], threshold: float) -> tuple[Ints, Ints]:

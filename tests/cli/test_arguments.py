@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -100,7 +101,7 @@ def test_every_flag_reaches_its_key(launcher: FakeLauncher) -> None:
     values |= {"shuffle_buffer": "99", "sft.*.val_frac": "0.2"}
     special = {role: f"<{role}>" for role in defaults.ROLE_KEYS}
     arguments: list[str] = []
-    for flag in FLAGS:
+    for flag in chain.from_iterable(FLAGS.values()):
         key = flag.key.rpartition(".")[2]
         if key == "special_tokens":
             arguments += [flag.option, *(f"{role}={token}" for role, token in special.items())]
@@ -126,7 +127,7 @@ def test_flags_that_have_a_default_say_the_real_one(capsys: pytest.CaptureFixtur
     registry = load_registry(profile="default")
     tables = {"build": registry.build, "tokenizer": registry.tokenizer, "sft.*": registry.sft["oasst1"]}
     tables |= {f"pretrain.{name}": table for name, table in registry.pretrain.items()} | {"pretrain.*": registry.pretrain["fineweb_edu"]}
-    checked = [flag for flag in FLAGS if flag.default is not None]
+    checked = [flag for flag in chain.from_iterable(FLAGS.values()) if flag.default is not None]
     assert len(checked) > 8
     for flag in checked:
         table, _, key = flag.key.rpartition(".")

@@ -24,7 +24,7 @@ from niels_cache_assets.plots.pictures import MAX_MIXED, mixture_pictures
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.tables import BlendSettings, ReportsSettings
 from niels_cache_assets.reports import page_path
-from niels_cache_assets.reports.cache import CacheItem, CacheReport, cache_report, find_items
+from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
 from niels_cache_assets.reports.history import CheckRecord, FolderHistory, History
 from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
 from niels_cache_assets.reports.page import Drawings, draw_report, render_page, write_page
@@ -180,11 +180,11 @@ def test_everything_that_is_built_is_there_with_its_size_and_hash(project: Small
     assert set(items) - indices == expected
     assert len(indices) == 3
     for item in report.items:
-        folder = item.state.directory
+        folder = item.directory
         if item.name.startswith("python_"):
-            assert (item.state.condition, item.bytes, item.sha256, item.counts) == ("missing", 0, None, {})
+            assert (item.condition, item.bytes, item.sha256, item.counts) == ("missing", 0, None, {})
             continue
-        assert item.state.condition == "complete"
+        assert item.condition == "complete"
         assert item.bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != "meta.json")
         assert item.sha256 is not None
     (blend,) = (items[name] for name in indices if items[name].meta["kind"] == "index/blend")
@@ -200,8 +200,8 @@ def test_everything_that_is_built_is_there_with_its_size_and_hash(project: Small
 def test_checks_of_what_is_off_are_not_counted_as_passed(project: SmallProject) -> None:
     check = CheckRecord(name="whole", outcome="passed", said="switched off: there is nothing to verify", when=NOW)
     report = reported(project)
-    history = History(source="here", folders={item.state.directory.absolute(): FolderHistory(checks=(check,)) for item in report.items})
-    items = tuple(replace(item, state=replace(item.state, state="disabled")) if item.name == "chats" else item for item in report.items)
+    history = History(source="here", folders={item.directory.absolute(): FolderHistory(checks=(check,)) for item in report.items})
+    items = tuple(replace(item, state="disabled") if item.name == "chats" else item for item in report.items)
     report = replace(report, items=items, history=history)
     assert report.outcomes == {"passed": len(items) - 1}
     said = {item.name: report.recorded(item).passed for item in items}
@@ -219,7 +219,7 @@ def test_what_moved_failed_or_ended_before_its_budget_needs_attention_once(proje
     assert letters.revision is not None
 
     def said(recorded: FolderHistory | None = None, item: Any = letters) -> list[str]:
-        folders = {letters.state.directory.absolute(): recorded} if recorded else {}
+        folders = {letters.directory.absolute(): recorded} if recorded else {}
         shown = replace(report, items=(item,), history=History(source="here", folders=folders))
         return [notice.text for notice in shown.notices if notice.name == "letters"]
 
@@ -228,7 +228,7 @@ def test_what_moved_failed_or_ended_before_its_budget_needs_attention_once(proje
     assert failed == "whole: no"
     assert missing(moved, f"revision {letters.revision}", "upstream", "at abc") == []
     rule = budget_rule(train_tokens=10_000_000_000, val_tokens=0)
-    ended = CacheItem(replace(letters.state, meta={**letters.meta, "split_rule": rule}))
+    ended = replace(letters, meta={**letters.meta, "split_rule": rule})
     (short,) = said(item=ended)  # built before there was a check
     assert missing(short, "<0.1%", "train_tokens") == []
     recorded = FolderHistory(checks=(CheckRecord(name="budgets_met", outcome="warning", said=short, when=NOW),))
@@ -289,15 +289,15 @@ def test_the_page_holds_all_it_shows_and_asks_for_nothing(project: SmallProject,
 
 def test_the_page_shows_samples_drops_and_times(project: SmallProject, tmp_path: Path) -> None:
     report = reported(project)
-    (letters,) = (item for item in report.items if (item.name, item.state.kind) == ("letters", "pretrain"))
-    times = {letters.state.directory.absolute(): FolderHistory(seconds=30.25)}
+    (letters,) = (item for item in report.items if (item.name, item.kind) == ("letters", "pretrain"))
+    times = {letters.directory.absolute(): FolderHistory(seconds=30.25)}
     page = Page(render_page(replace(report, history=History(source="x", folders=times)), {}, now=NOW, with_samples=True))
     words = " ".join(page.text.split())
     tokens = letters.counts["train_tokens"] + letters.counts["val_tokens"]
     assert missing(words, "longest: train document", "time of the builds30.2 s", f"{tokens / 30.25:,.0f} tokens per second") == []
-    dropped = sum(sum(item.dropped.values()) for item in report.items if item.state.kind in ("pretrain", "sft"))
+    dropped = sum(sum(item.dropped.values()) for item in report.items if item.kind in ("pretrain", "sft"))
     assert f"documents and examples dropped{dropped:,}" in words
-    elsewhere = replace(report, items=tuple(CacheItem(replace(item.state, directory=tmp_path / "a" / item.name)) for item in report.items))
+    elsewhere = replace(report, items=tuple(replace(item, directory=tmp_path / "a" / item.name) for item in report.items))
     assert "no sample can be shown" in Page(render_page(elsewhere, {}, now=NOW, with_samples=True)).text
 
 
@@ -328,7 +328,7 @@ def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[C
     items = []
     for item in report.items:
         meta = {**item.meta, "dataset_revision": text, "split_rule": text, "dropped": {text: 3}} if item.meta else {}
-        items.append(CacheItem(replace(item.state, name=text + item.name, advice=text, directory=tmp_path / text, meta=meta)))
+        items.append(replace(item, name=text + item.name, advice=text, directory=tmp_path / text, meta=meta))
     check = CheckRecord(name=text, outcome="failed", said=text, when=NOW)
     recorded = FolderHistory(newest_revision=f"now {text}", checks=(check,))
     history = History(source=text, folders={(tmp_path / text).absolute(): recorded}, checks=(check,))
@@ -336,7 +336,7 @@ def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[C
     sources = (replace(mixture.sources[0], name=text, repeats_from=1),)
     mixture = replace(mixture, name=text, note=text, left_out={text: text}, sources=sources)
     report = replace(report, root=tmp_path / text, settings=text, items=tuple(items), mixtures=(mixture,), history=history)
-    return report, {items[0].state.directory: text}
+    return report, {items[0].directory: text}
 
 
 def test_no_name_or_text_of_others_becomes_markup_in_the_page(project: SmallProject, tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_masked_places_are_in_the_page_as_text(project: SmallProject) -> None:
     places = {"email": 3, "phone": 1}
     examples = [{"kind": "email", "before": f"Write to {HOSTILE}", "form": "aa@aaa.aa", "after": " & ask"}]
     masked = {"documents": 2, "places": places, "examples": examples}
-    shown = replace(report, items=(CacheItem(replace(corpus.state, meta={**corpus.meta, "masked": masked})),))
+    shown = replace(report, items=(replace(corpus, meta={**corpus.meta, "masked": masked}),))
     plain, page = (Page(render_page(each, {}, now=NOW)) for each in (replace(report, items=(corpus,)), shown))
     assert "Masked" not in plain.text
     assert "aa@aaa.aa" in page.text
@@ -400,8 +400,8 @@ def test_a_meta_json_of_another_form_is_broken_and_the_problem_is_shown(
 ) -> None:
     report = odd_import(project.registry, tmp_path, meta)
     (odd,) = (item for item in report.items if item.name == "odd")
-    assert (odd.state.condition, odd.bytes) == ("broken", 0)
-    assert said in odd.state.advice
+    assert (odd.condition, odd.bytes) == ("broken", 0)
+    assert said in odd.advice
     assert [said in notice.text for notice in report.notices if notice.name == "odd"] == [True]
     report.as_json()
     assert "| odd |" in cache_markdown(report)
@@ -482,12 +482,12 @@ def test_a_page_replaces_only_a_page(tmp_path: Path) -> None:
 def test_the_counts_of_every_item_add_up_and_are_those_of_its_files(project: SmallProject) -> None:
     report = reported(project)
     by_name = {item.name: item for item in report.items}
-    built = [item for item in report.items if item.is_built and item.state.kind in ("pretrain", "sft")]
+    built = [item for item in report.items if item.is_built and item.kind in ("pretrain", "sft")]
     assert len(built) >= 3
     for item in built:
-        noun = "documents" if item.state.kind == "pretrain" else "examples"
+        noun = "documents" if item.kind == "pretrain" else "examples"
         row = next(row for row in item.splits if row.unit == noun)
-        lineage = [pyarrow.parquet.read_metadata(item.state.directory / f"{split}_{noun}.parquet") for split in ("train", "val")]
+        lineage = [pyarrow.parquet.read_metadata(item.directory / f"{split}_{noun}.parquet") for split in ("train", "val")]
         assert [row.train, row.val] == [each.num_rows for each in lineage]
         dropped = sum(item.dropped.values())
         assert item.balance == f"{row.total:,} {noun} kept and {dropped:,} dropped: {row.total + dropped:,} in all"
@@ -496,14 +496,14 @@ def test_the_counts_of_every_item_add_up_and_are_those_of_its_files(project: Sma
         for each in item.splits:
             assert re.search(rf"\b{each.unit}\s*{each.train:,}\s*{each.val:,}\s*{each.total:,}\b", page)
         tokens = next(row for row in item.splits if row.unit == "tokens")
-        files = [*item.state.directory.glob("train/*.bin"), *item.state.directory.glob("train_tokens.bin")]
+        files = [*item.directory.glob("train/*.bin"), *item.directory.glob("train_tokens.bin")]
         assert tokens.train == sum(path.stat().st_size for path in files) // 2 > 0
         if corpus := by_name.get(f"corpus/{item.name}"):
             read = corpus.meta["documents"]["read"] + sum(corpus.meta["dropped_by_source"].values())
             kept = corpus.counts["documents"]
             assert corpus.balance == f"{kept:,} documents kept and {read - kept:,} dropped: {read:,} in all"
             assert row.total + dropped == read, "what cleaning dropped, and duplicates, is dropped here"
-    pretrain = [item for item in report.items if item.state.kind == "pretrain"]
+    pretrain = [item for item in report.items if item.kind == "pretrain"]
     duplicates = sum(item.dropped.get(reason, 0) for item in pretrain for reason in ("exact_duplicate", "near_duplicate"))
     assert by_name["corpus/duplicates"].counts["duplicates"] == duplicates
     page = Page(render_page(report, {}, now=NOW)).text

@@ -59,7 +59,7 @@ COMMAND = Command(
             dest="settings",
         ),
     ),
-    groups={group: [flag.declared() for flag in FLAGS if flag.group == group] for group in dict.fromkeys(flag.group for flag in FLAGS)},
+    groups={group: [flag.declared() for flag in flags] for group, flags in FLAGS.items()},
     description="""\
 Build the tokenizer and every data set that niels_cache.toml lists, or, without that file, the data sets
 of the default profile. Before it trains a tokenizer, build-all checks all inputs and reports every

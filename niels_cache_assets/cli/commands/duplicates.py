@@ -137,20 +137,13 @@ def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair
 
 def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], duplicates: Meta) -> dict[tuple[str, int], dict[str, Any]]:
     """Return text, title, file and row of both documents of every pair, by data set and ordinal."""
-    from niels_cache_assets.corpus.prepared import document_files
-    from niels_cache_assets.inspection.corpora import find_corpus, require_same_corpus, rows_at
+    from niels_cache_assets.inspection.corpora import documents_at, find_corpus, require_same_corpus
 
-    ordinals_by_dataset: dict[str, set[int]] = {}
-    for pair in pairs:
-        ordinals_by_dataset.setdefault(name, set()).add(pair["ordinal"])
-        ordinals_by_dataset.setdefault(pair["because_dataset"], set()).add(pair["because_ordinal"])
-    texts: dict[tuple[str, int], dict[str, Any]] = {}
-    for dataset, ordinals in ordinals_by_dataset.items():
-        directory, meta = find_corpus(registry, root, dataset)
+    chosen = {key for pair in pairs for key in ((name, pair["ordinal"]), (pair["because_dataset"], pair["because_ordinal"]))}
+    corpora = {dataset: find_corpus(registry, root, dataset)[1] for dataset in {each for each, _ in chosen}}
+    for dataset, meta in corpora.items():
         require_same_corpus(duplicates, dataset, meta)
-        rows = rows_at(document_files(directory, meta), ordinals, ["text", "title", "file", "row"])
-        texts.update(((dataset, ordinal), row) for ordinal, row in rows.items())
-    return texts
+    return documents_at(root, chosen, corpora, ["text", "title", "file", "row"])
 
 
 def _titles(name: str, pair: Pair, documents: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Iterator[str]:

@@ -146,7 +146,7 @@ def _no_dataset(path: Path) -> NielsCacheError:
 
 
 def _print_cache(meta: Meta) -> None:
-    from niels_cache_assets.facts.contents import budget_shortfall
+    from niels_cache_assets.facts.contents import budget_shortfall, counts_per_split
     from niels_cache_assets.facts.disjoint import SplitOverlap
     from niels_cache_runtime.format.meta import UNVERIFIABLE, is_foreign
 
@@ -160,38 +160,22 @@ def _print_cache(meta: Meta) -> None:
         if line:
             display(f"\n{line}", style="yellow")
     _print_dropped(meta)
-    _print_facts(meta, without=frozenset({*_NOT_FACTS, *_per_split(meta)}))
+    _print_facts(meta, without=frozenset({*_NOT_FACTS, *counts_per_split(meta)}))
     _print_files(meta)
 
 
 def _print_splits(meta: Meta) -> None:
     """Print one row per split, with a column for each count that meta.json has per split."""
+    from niels_cache_assets.facts.contents import counts_per_split
     from niels_cache_runtime.format.layout import SPLITS
 
-    by_split = _per_split(meta)
+    by_split = counts_per_split(meta)
     if not by_split:
         return
     table = new_table("split", *by_split, right=by_split)
     for split in SPLITS:
         table.add_row(split, *(f"{values[split]:,}" for values in by_split.values()))
     _section(table)
-
-
-def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
-    """Return counts by unit and split.
-
-    meta.json has them as pairs such as `train_tokens` and `val_tokens`, or as a table such as `documents` = {train, val}.
-    """
-    from niels_cache_runtime.format.layout import SPLITS
-
-    counts: dict[str, dict[str, int]] = {}
-    for key, value in meta.items():
-        unit = key.removeprefix("train_")
-        if unit != key and isinstance(value, int) and f"val_{unit}" in meta:
-            counts[unit] = {split: meta[f"{split}_{unit}"] for split in SPLITS}
-        elif isinstance(value, dict) and set(value) == set(SPLITS) and all(isinstance(count, int) for count in value.values()):
-            counts[key] = value
-    return counts
 
 
 def _print_dropped(meta: Meta) -> None:

@@ -155,7 +155,7 @@ def _write_report(registry: Registry, instance: dg.DagsterInstance, root: Path) 
         "train_examples": report.total("train_examples", "sft"),
         "dagster/uri": path.absolute().as_uri(),
     }
-    contents = [(item.name, item.state.state, item.meta.get("meta_sha256")) for item in report.items]
+    contents = [(item.name, item.state, item.meta.get("meta_sha256")) for item in report.items]
     version = fingerprint_of({"contents": contents, "mixtures": [each.as_json() for each in report.mixtures]})
     return AssetRecord(names_of(registry).cache_report, metadata, version)
 

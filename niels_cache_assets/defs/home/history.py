@@ -69,11 +69,11 @@ def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence
     specs = [spec for definition in build_checks(registry) for spec in definition.check_specs]
 
     def recorded(item: CacheItem) -> FolderHistory:
-        folder, meta_sha256 = item.state.directory, item.meta.get("meta_sha256")
+        folder, meta_sha256 = item.directory, item.meta.get("meta_sha256")
         key, partition = asset_of(names, root, folder)
         if key is None or meta_sha256 is None:
             return FolderHistory()
-        assets = [key, names.kept] if item.state.kind == "corpus" else [key]
+        assets = [key, names.kept] if item.kind == "corpus" else [key]
         own = [spec for spec in specs if spec.asset_key in assets and (spec.partitions_def is None) == (partition is None)]
         checks = [_newest(instance, spec, partition, folder, meta_sha256) for spec in own]
         seen = None if item.revision is None or partition is None else last_observation(instance, registry, partition)
@@ -88,7 +88,7 @@ def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence
     found = [(spec, _newest(instance, spec, None, root, None)) for spec in of_family]
     return History(
         source=f"recorded by Dagster in {instance.root_directory}",
-        folders={item.state.directory.absolute(): recorded(item) for item in items},
+        folders={item.directory.absolute(): recorded(item) for item in items},
         checks=tuple(replace(each, name=f"{spec.name} ({names.kind_of(spec.asset_key)})") for spec, each in found if each is not None),
     )
 

@@ -98,7 +98,7 @@ class WebGuard:
             if scope["method"] == "POST":
                 receive = await _check_body(receive, _first_path_part(scope), read_only=self._read_only)
         except _Refused as refused:
-            return await _refuse(scope, send, refused)
+            return await _refuse(scope, receive, send, refused)
         await self._app(scope, receive, _with_own_headers(send))
 
     def _check_caller(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
@@ -219,10 +219,11 @@ def _with_own_headers(send: Send) -> Send:
     return send_with_headers
 
 
-async def _refuse(scope: Scope, send: Send, refused: _Refused) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send, refused: _Refused) -> None:
+    from starlette.responses import PlainTextResponse
+    from starlette.websockets import WebSocketClose
+
     if scope["type"] == "websocket":
-        return await send({"type": "websocket.close", "code": 1008, "reason": refused.reason})
-    body = f"niels-cache ui: refused: {refused.reason}\n".encode()
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers + _OWN_HEADERS})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        return await WebSocketClose(1008, refused.reason)(scope, receive, send)
+    answer = PlainTextResponse(f"niels-cache ui: refused: {refused.reason}\n", refused.status, {"connection": "close"})
+    await answer(scope, receive, _with_own_headers(send))
