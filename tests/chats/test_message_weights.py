@@ -24,6 +24,7 @@ from tests.helpers.chat_models import MARKED, UNMARKED, chat_project, chatml, ex
 from tests.helpers.hand_made import rewrite_meta
 from tests.helpers.tiny import sentences
 
+pytestmark = pytest.mark.usefixtures("short_proofs")
 IGNORED = -100
 ROLE_TOKENS = {"system": "<|sys|>", "user": "<|usr|>", "assistant": "<|asst|>"}
 SPAN_FILES = {f"{split}_{what}" for split in ("train", "val") for what in ("targets.npy", "target_ends.npy")}

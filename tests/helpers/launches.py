@@ -2,15 +2,37 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import dagster as dg
+import jinja2
 import pytest
+from markupsafe import Markup
 
 from niels_cache_assets.defs.launch_events import LaunchFamily, LaunchListener, LaunchResult
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.facts.progress import BuildProgress
+from niels_cache_assets.plots.drawing import Picture, as_svg
+from niels_cache_assets.reports import page
 from tests.helpers.dagster_tools import Project
+
+_environments: dict[tuple[Any, ...], jinja2.Environment] = {}
+_drawn: dict[str, Markup] = {}
+
+
+def _environment(*, loader: jinja2.BaseLoader, **options: Any) -> jinja2.Environment:
+    """Return an environment of templates that is made, and compiles them, once in this process; by the product, for each page."""
+    return _environments.setdefault(tuple(options.items()), jinja2.Environment(loader=loader, **options))
+
+
+def _as_svg(picture: Picture, of: str) -> Markup:
+    """Return a picture, which is drawn once in this process. Equal pictures are equal bytes (tests/plots)."""
+    key = repr((picture, of))
+    return _drawn[key] if key in _drawn else _drawn.setdefault(key, as_svg(picture, of))
+
+
+page.Environment = _environment  # type: ignore[misc, assignment]
+page.as_svg = _as_svg  # type: ignore[attr-defined]
 
 
 class Recorder(LaunchListener):

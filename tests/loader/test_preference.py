@@ -33,6 +33,7 @@ from tests.helpers.chat_models import MARKED, chat_project, chatml, examples_on_
 from tests.helpers.hand_made import rewrite_meta
 from tests.helpers.tiny import sentences
 
+pytestmark = pytest.mark.usefixtures("short_proofs")
 IGNORED = -100
 
 
