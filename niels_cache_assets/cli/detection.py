@@ -135,7 +135,7 @@ class _Survey:
         if not files:
             raise NielsCacheError(f"{folder}: holds no file; name another folder")
         saved = {path: data for path in dict.fromkeys(map(os.path.dirname, files)) if (data := saved_files(path))}
-        files = [file for file in files if os.path.dirname(file) not in saved and not file.endswith("dataset_dict.json")]
+        files = sorted({*files}.difference(*saved.values()))
         known = [file for file in files if source_kind(file) is not None]
         others = [file for file in known if not file.lower().endswith(".md")]
         if known and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
@@ -194,8 +194,15 @@ def _size(path: str) -> int:
 
 
 def _ending(path: str) -> str:
-    stem, ending = os.path.splitext(path)
-    return os.path.splitext(stem)[1] + ending if ending.lower() in COMPRESSIONS else ending
+    return "".join(_split_ending(path))
+
+
+def _split_ending(path: str) -> tuple[str, str]:
+    """Return the ending of a name without the compression, and the ending of the compression or ""."""
+    stem, compression = os.path.splitext(path)
+    if compression.lower() not in COMPRESSIONS:
+        stem, compression = path, ""
+    return os.path.splitext(stem)[1], compression
 
 
 def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
@@ -317,7 +324,4 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
 
 def source_kind(path: str) -> str | None:
     """Return the value of `source` for a file with this name, or None if the name is not known."""
-    stem = path.lower()
-    for compression in COMPRESSIONS:
-        stem = stem.removesuffix(compression)
-    return KINDS.get(_DUMP_PART.sub("", os.path.splitext(stem)[1]))
+    return KINDS.get(_DUMP_PART.sub("", _split_ending(path.lower())[0]))

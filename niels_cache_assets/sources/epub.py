@@ -1,6 +1,8 @@
 """The source `epub`, for pretrain data sets from books in EPUB 2 and 3. One book is in memory."""
 
+import re
 from collections.abc import Iterator
+from html import unescape
 from typing import Any, ClassVar, Literal
 from urllib.parse import quote, unquote, urljoin
 from xml.etree import ElementTree
@@ -11,6 +13,8 @@ from niels_cache_assets.sources.reading.compressed import DamagedFileError
 from niels_cache_assets.sources.reading.encodings import TextOptions, refuse_length
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_seekable
 from niels_cache_runtime.errors import NielsCacheError
+
+_NAMED = re.compile(rb"&(?!(?:amp|lt|gt|quot|apos);)\w+;")  # entities that XML lacks
 
 
 class Epub(Html):
@@ -50,8 +54,13 @@ def _spine(book: ZipFile, name: str, limit: int) -> Iterator[bytes]:
     def read(path: str) -> bytes:
         return book.open(path).read(limit)  # not `book.read`, which decompresses up to 2 GiB if the size is a lie
 
-    root: Any = ElementTree.fromstring(read("META-INF/container.xml")).find(".//{*}rootfile")
-    package: Any = ElementTree.fromstring(read(root.get("full-path")))
+    def parse(path: str) -> Any:
+        """Parse XML, which may name HTML's entities without declaring them."""
+        text = _NAMED.sub(lambda found: unescape(found[0].decode()).encode("ascii", "xmlcharrefreplace"), read(path))
+        return ElementTree.fromstring(text)
+
+    root = parse("META-INF/container.xml").find(".//{*}rootfile")
+    package = parse(root.get("full-path"))
     items = package.findall(".//{*}item")
     pages = {
         item.get("id"): unquote(urljoin(root.get("full-path"), item.get("href")))

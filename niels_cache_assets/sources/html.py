@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from niels_cache_assets.base.fingerprint import Identity
 from niels_cache_assets.sources.reading.compressed import endings_with_compressions
-from niels_cache_assets.sources.reading.encodings import UTF8, TextOptions, decode, encoding_at, is_text_encoding, read_whole
+from niels_cache_assets.sources.reading.encodings import UTF8, TextOptions, decode, encoding_at, is_text_encoding, read_whole, refuse_length
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_assets.sources.text import Text
@@ -17,11 +17,23 @@ from niels_cache_runtime.errors import NielsCacheError
 _DECLARED = re.compile(  # none of two bytes: it was read in ASCII
     rb"""(?i)<(?:meta|\?xml)\b[^>]*?(?:charset|encoding)\s*=\s*["']?(?!utf[_-]?(?:16|32))([\w-]+)"""
 )
-_AS_BROWSERS = {"us-ascii": "cp1252", "iso-8859-1": "cp1252", "gb2312": "gbk"}  # larger encodings that pages mean
+_LARGER = {  # Python's encodings of names as browsers read them
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "gbk": "gb18030",
+    "big5": "big5hkscs",
+    "iso8859-11": "cp874",
+}
 _EMPTY_TAG = re.compile(
     r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)\b)([a-zA-Z][\w:-]*+)([^<>]*)/>"
 )  # of XHTML; HTML has none
 _CDATA = re.compile(r"<!\[CDATA\[((?:[^<\]]++|<(?!!\[)|](?!]>))*+)]]>")  # also of XHTML
+_COMMENT = r"<!--(?:[^-]++|-(?!->))*+-->"
+_DECLARATIONS = re.compile(  # in a document type; also of XHTML
+    rf"""(?i)((?:\s++|<\?[^>]*+>|{_COMMENT})*+<!DOCTYPE[^<>\[]*+)\[((?:[^\]"'<]++|"[^"]*+"|'[^']*+'|{_COMMENT}|<)*+)\]"""
+)
+_ENTITY = re.compile(rf"""{_COMMENT}|<!ENTITY\s++(?!(?:amp|lt|gt|quot|apos)\s)([\w.:-]++)\s++("[^"]*+"|'[^']*+')\s*+>""")
+_REFERENCE = re.compile(r"&([\w.:-]++);")
 
 
 class Html(Text):
@@ -45,6 +57,7 @@ class Html(Text):
     def _pieces(self, file: SourceFile, position: FilePosition, options: TextOptions) -> Iterator[tuple[int, str, str | None]]:
         try:
             from resiliparse.extract.html2text import extract_plain_text
+            from resiliparse.parse.encoding import map_encoding_to_html5
         except ImportError as error:
             raise NielsCacheError("html and epub need resiliparse; install it: pip install 'niels-cache[documents]'") from error
         if position.row:
@@ -52,11 +65,39 @@ class Html(Text):
         position.row = position.rows = 1
         texts, damaged = [], ""
         for data in self.pages(file, options):
-            declared = _DECLARED.search(data[:2048])
-            name = declared[1].decode().lower() if declared and options.encoding == UTF8 else options.encoding
-            page, marked = decode(data, encoding_at(data[:4], _AS_BROWSERS.get(name, name) if is_text_encoding(name) else UTF8))
+            declared = _DECLARED.search(re.sub(rb"(?s)<!--.*?-->", b"", data[:2048]))
+            name = options.encoding
+            if declared and name == UTF8:
+                label = declared[1].decode()
+                name = map_encoding_to_html5(label, fallback_utf8=False) or label.removeprefix("x-")
+                name = _LARGER.get(name, name)
+            page, marked = decode(data, encoding_at(data[:4], name if is_text_encoding(name) else UTF8))
             page = _CDATA.sub(lambda found: escape(found[1]), page.removeprefix("\ufeff"))
+            if declarations := _DECLARATIONS.match(page):
+                page = _with_entities(declarations, file.name, options.limit)
             page = _EMPTY_TAG.sub(r"<\1\2></\1>", page)
             texts.append(extract_plain_text(page, skip_elements=self.skipped).strip())
             damaged += marked or ""
         yield 0, "\n\n".join(filter(None, texts)), damaged or None
+
+
+def _with_entities(declarations: re.Match[str], where: str, limit: int) -> str:
+    """Return a page with the text of the entities that its document type declares. An entity may refer to those declared before it.
+
+    Raises:
+        NielsCacheError: If this takes more than `limit` characters, as in a page that is made to fill the memory.
+    """
+    entities: dict[str, str] = {}
+
+    def expand(text: str) -> str:
+        nonlocal limit
+        limit -= len(text) + sum(len(entities.get(name, "")) for name in _REFERENCE.findall(text))
+        if limit < 0:
+            refuse_length(f"{where}: a page with its entities", most)
+        return _REFERENCE.sub(lambda found: entities.get(found[1], found[0]), text)
+
+    most = limit
+    for name, value in _ENTITY.findall(declarations[2]):
+        if name:
+            entities.setdefault(name, expand(value[1:-1]))
+    return expand(declarations[1] + declarations.string[declarations.end() :])

@@ -130,9 +130,11 @@ def test_documents_in_and_out_are_counted_and_named_and_a_full_disk_says_what_to
     assert missing(capsys.readouterr().err, "No space left", "TMPDIR") == []
 
 
-@pytest.mark.parametrize("name", ["train_doc_ends.npy", "train_documents.parquet", "train/shard_00000.bin"])
+@pytest.mark.parametrize(
+    ("name", "compares_documents"), [("train_doc_ends.npy", True), ("train_documents.parquet", False), ("train/shard_00000.bin", True)]
+)
 def test_damage_is_named_beside_the_settings_and_the_other_data_sets(
-    name: str, a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
+    name: str, compares_documents: bool, a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build_notes(b, tokenizer, rows_of(TEXTS)[1:])
     (b / "pretrain/notes" / name).write_bytes(b"damaged")
@@ -140,7 +142,10 @@ def test_damage_is_named_beside_the_settings_and_the_other_data_sets(
     assert name in found[1]["damage"]
     assert found[1]["counts"], "meta.json is compared in any case"
     assert found[0]["damage"] is None
-    assert name in printed(capsys, a, b)
+    assert [*found[1]["tokens"]] == ["val"], "the other split is compared"
+    assert (found[1]["documents"] is not None) == compares_documents
+    assert name in (text := printed(capsys, a, b))
+    assert "lineage" not in text
 
 
 def test_examples_of_sft_are_compared_and_another_seed_moves_them(

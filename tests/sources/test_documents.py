@@ -4,6 +4,7 @@ import io
 import time
 import zipfile
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,19 @@ def test_the_text_of_a_page_is_read_in_the_encoding_that_it_declares(tmp_path: P
     [
         ('<meta charset="iso-8859-1"><p>“Quoted”'.encode("cp1252"), "“Quoted”"),
         ('<meta http-equiv="Content-Type" content="text/html; charset=gb2312"><p>朱镕基'.encode("gbk"), "朱镕基"),
+        ('<meta charset="shift_jis"><p>①～'.encode("cp932"), "①～"),
+        ('<meta charset="KS_C_5601-1987"><p>똠방'.encode("cp949"), "똠방"),
+        ('<?xml version="1.0" encoding="x-mac-cyrillic"?><p>Да'.encode("mac-cyrillic"), "Да"),
+        ('<meta charset="hz-gb-2312"><p>中文'.encode("hz"), "中文"),  # browsers refuse it
+        ('<!-- <meta charset="koi8-r"> --><meta charset="big5"><p>中文'.encode("big5"), "中文"),
         (b'<meta charset="utf-16"><p>ASCII', "ASCII"),
+        (b"<p>a&nbsp;b&eacute;&hellip;&#x2014; &unknown;", "a\xa0bé…— &unknown;"),
+        (
+            b"""<?xml version="1.0"?><!-- <!DOCTYPE no --><!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.1//EN" "a.dtd" [
+            <!-- don't: <!ENTITY a "wrong"> --><!ENTITY a 'A > "b"]'><!ENTITY lt "&#38;#60;"><!ENTITY amp "no"><!ENTITY % p "p">
+            <!ENTITY both "&a; &amp; &later;"><!ENTITY a "second"><!ENTITY later "L"> ]><html><p>&both;, &lt;<![CDATA[&a;]]>&c;""",
+            'A > "b"] & &later;, <&a;&c;',
+        ),
         ('<script>var encoding="koi8-r"</script><p>Café'.encode(), "Café"),
         ("\ufeff<p>Café".encode(), "Café"),
         ("\ufeff<p>Café".encode("utf-16-le"), "Café"),
@@ -77,9 +90,11 @@ def test_a_page_is_read_as_browsers_read_it(tmp_path: Path, page: bytes, text: s
     assert not context.report.facts
 
 
-@pytest.mark.parametrize("part", ["<" + "a" * 50_000, "<![CDATA[" * 20_000])
-def test_a_page_of_what_never_ends_is_read_at_once(tmp_path: Path, part: str) -> None:
-    files = one_file(tmp_path, "a.html", f"<p>text<p>{part}".encode())
+@pytest.mark.parametrize(
+    "page", ["<p>text<p><" + "a" * 50_000, "<p>text<p>" + "<![CDATA[" * 20_000, "<!DOCTYPE html [" + "<!-- ] '<" * 20_000, "<!--" * 20_000]
+)
+def test_a_page_of_what_never_ends_is_read_at_once(tmp_path: Path, page: str) -> None:
+    files = one_file(tmp_path, "a.html", page.encode())
     before = time.process_time()
     texts(Html(files=files))
     assert time.process_time() - before < 5
@@ -145,6 +160,27 @@ def test_a_book_that_cannot_be_read_is_one_line_or_is_left_out(tmp_path: Path) -
         documents, context = read(Epub(files=[*files, *one_file(tmp_path, "whole.epub", whole)], keep_damaged=True))
         assert [document.text for document in documents] == ["Text"]
         assert context.report.dropped["damaged_file"] == 1
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_entities_that_would_fill_the_memory_end_at_the_limit_of_a_document(tmp_path: Path, order: int) -> None:
+    names = "abcdefghi"
+    declared = [f'<!ENTITY {name} "{f"&{before};" * 10}">' for before, name in pairwise(names)]
+    page = f'<!DOCTYPE html [<!ENTITY a "{"x" * 100}">{"".join(declared[::order])}]><p>&i;'
+    source = Html(files=one_file(tmp_path, "a.html", page.encode()), max_document_mib=1)
+    if order == -1:  # an entity may name only those before it
+        assert len(texts(source)[0]) < 100
+        return
+    with pytest.raises(NielsCacheError, match=r"a\.html.*entities.*1 MiB.*max_document_mib"):
+        texts(source)
+
+
+def test_the_package_of_a_book_may_name_entities_without_declaring_them(tmp_path: Path) -> None:
+    item = '<item id="caf&eacute;" href="text/two.xhtml" media-type="application/xhtml+xml" title="a&nbsp;b &amp; c"/>'
+    files = one_file(tmp_path, "a.epub", book({"two": "Two &mdash;"}, ["café"], items=item))
+    assert texts(Epub(files=files)) == ["Two —"]
+    with pytest.raises(NielsCacheError, match=r"a\.epub.*undefined entity"):
+        texts(Epub(files=one_file(tmp_path, "a.epub", book({"two": "Two"}, items=item.replace("nbsp", "none")))))
 
 
 def test_a_zip_bomb_ends_at_the_limit_of_a_document(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+from niels_cache_assets.cli.detection import sources_of
 from niels_cache_assets.sources.arrow import Arrow
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.csv import Csv
@@ -24,7 +25,8 @@ from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import encodings, rows
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.parquet_files import arrow_batches
-from niels_cache_assets.sources.reading.rows import file_rows
+from niels_cache_assets.sources.reading.positions import FilePosition
+from niels_cache_assets.sources.reading.rows import arrow_rows, file_rows
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
@@ -145,6 +147,7 @@ def test_a_csv_record_that_damage_cuts_is_left_out(tmp_path: Path, text: str) ->
     [
         ("a.csv", b"text,n\na,1\nb,1,2\n", ("record 2", "3 values", "2 columns")),
         ("a.csv", b'text,n\n"a" b,1\n', ("line 2", "quotes")),
+        ("a.csv", b'\ntext,n\n\n"a\n",1\n\n\n"a" b,1\n', ("line 8", "quotes")),
         ("a.json", b'[{"text": "a"}, {"text": "b"}', ("item 3",)),
         ("a.json", b'[{"text": "a"}, 5]', ("item 2", "int", "object")),
         ("a.json", b'[{"text": "a"}] [1]', ("item 2",)),
@@ -154,7 +157,7 @@ def test_a_csv_record_that_damage_cuts_is_left_out(tmp_path: Path, text: str) ->
         ("a.json", b'[{"text": "a"}, {"text": "b", "n": ' + b"1" * 5000 + b"}]", ("item 2", "4300 digits")),
         ("a.json", b'[{"text": "' + b"a" * 1_500_000 + b'"}]', ("item 1", "1 MiB", "max_document_mib")),
         ("a.json", b'[{"text": "' + b"a" * 3_000_000 + b'"}]', ("item 1", "1 MiB", "max_document_mib")),
-        ("a.arrow", as_stream(ROWS)[:-300], ("a.arrow",)),
+        ("a.arrow", as_stream(ROWS)[:-300], ("damaged", "keep_damaged")),
         ("a.arrow", b"text\n", ("not a file of Arrow",)),
         ("a.arrow", as_stream(ROWS)[:-8], ("end marker",)),
         ("a.arrow", as_stream(pa.table([["a"], ["b"]], names=["text", "text"])), ("more than one column", "'text'")),
@@ -182,13 +185,37 @@ def test_strings_of_arrow_may_have_another_encoding_and_dictionaries_stay_small_
     table = pa.table(
         {"text": latin, "nested": pa.StructArray.from_arrays([latin], names=["title"]), "n": pa.array([7, 8]).dictionary_encode()}
     )
-    for field in ("text", "nested.title"):
+    words = pa.DictionaryArray.from_arrays([0, 1], latin)
+    table = table.append_column("dictionary", words).append_column("parts", pa.ListArray.from_arrays([0, 1, 2], words))
+    for field in ("text", "nested.title", "dictionary", "parts[]"):
         documents, _ = read(Arrow(files=one_file(tmp_path, "a.arrow", as_stream(table)), encoding="latin-1", text_field=field))
         assert [document.text for document in documents] == ["café", "thé"]
     repeated = pa.DictionaryArray.from_arrays([0] * 1000, pa.array(["x" * (1 << 20)]))
     (path,) = one_file(tmp_path, "b.arrow", as_stream(pa.table({"text": repeated})))
-    batches = arrow_batches(SourceFile(path, "b.arrow"), most_rows=1000, start=0)
+    batches = arrow_batches(SourceFile(path, "b.arrow"), FilePosition(), most_rows=1000)
     assert [len(next(batches)[1]) for _ in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("write", [as_stream, as_feather])
+def test_the_rows_before_the_damage_of_an_arrow_file_are_kept(tmp_path: Path, write: Callable[[list[dict[str, Any]]], bytes]) -> None:
+    whole, kept = write(ROWS), set()
+    for size in (5, 9, 300, *range(len(whole) // 2, len(whole), 131), len(whole) - 8):
+        source = Arrow(files=one_file(tmp_path, "a.arrow", whole[:size]), keep_damaged=True)
+        documents, context = read(source)
+        assert [document.text for document in documents] == TEXTS[: len(documents)]
+        assert context.report.dropped == {"damaged_file": 1}
+        kept.add(len(documents))
+    assert kept == {0, 7, 14, 21, 25}
+    flipped = whole.replace(b"i9", b"i\xff").replace(TEXTS[9][-2:].encode(), b"\xff\xff")
+    documents, _ = read(Arrow(files=one_file(tmp_path, "a.arrow", flipped), max_replaced_share=1))
+    assert len(documents) == len(ROWS)
+
+
+@pytest.mark.parametrize("write", [as_stream, as_feather])
+def test_a_pass_over_an_arrow_file_knows_its_share_of_the_file(tmp_path: Path, write: Callable[[list[dict[str, Any]]], bytes]) -> None:
+    position, (path,) = FilePosition(), one_file(tmp_path, "a.arrow", write(ROWS * 40))
+    shares = [position.share(1) for _ in arrow_rows(SourceFile(path, "a.arrow"), position)]
+    assert shares == pytest.approx([row / 1000 for row in range(1, 1001)], abs=0.02)
 
 
 def test_a_nested_field_of_parquet_must_hold_text(tmp_path: Path) -> None:
@@ -239,7 +266,9 @@ def test_folders_that_datasets_saved_are_read_without_its_caches(tmp_path: Path)
     for name in ("cache-12.arrow", "data-00003-of-00004.arrow"):  # a cache, and a file of a data set that was saved there before
         (tmp_path / "train" / name).write_bytes(as_stream(ROWS))
     assert not notes_on_source(Arrow(files=[str(tmp_path / "train/*.arrow")]))
-    assert [document.text for document in read(Arrow(files=[str(tmp_path / "train")]))[0]] == TEXTS
+    for source in (Arrow(files=[str(tmp_path / "train")]), *sources_of([str(tmp_path / "train")])):
+        assert [document.text for document in read(source)[0]] == TEXTS
+    assert [len(source.input_files()) for source in sources_of([str(tmp_path)])] == [4]
     with pytest.raises(NielsCacheError, match=r"splits.*train"):
         read(Arrow(files=[str(tmp_path)]))
 

@@ -93,14 +93,14 @@ def _print(found: DatasetDifferences) -> None:
     display(f"\n{found.name}", style="bold")
     noun = "example" if found.name.startswith("sft/") else "document"
     if found.damage is not None:
-        display(f"  documents and tokens cannot be compared: {found.damage}", style="yellow")
+        display(f"  cannot be compared: {found.damage}", style="yellow")
     _print_values("settings that differ", found.settings)
     if found.has_unrecorded_setting:
         display(f"  {_UNRECORDED}")
     _print_values("counts that differ", found.counts)
     if found.documents is not None and found.documents.differ:
         _print_documents(found.documents, noun)
-    elif found.documents is None and found.tokens:
+    elif not (found.documents or found.damage) and found.tokens:
         display("  documents are not compared: one of the builds does not record their lineage")
     tokenizers = {side: _tokenizer_of(path) for side, path in (("a", found.a), ("b", found.b))}
     for split, tokens in found.tokens.items():

@@ -5,6 +5,7 @@ fingerprint in it covers all settings. So the comparison also reports a differen
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +22,8 @@ from niels_cache_runtime.format.layout import (
     Family,
     Split,
     built_names,
+    documents_name,
+    examples_name,
     token_dtype_of,
     tokenizer_dir,
 )
@@ -70,9 +73,10 @@ class DatasetDifferences:
         counts: Differences in the resulting counts.
         has_unrecorded_setting: Whether the fingerprints differ although all recorded settings are equal. The reason is then a setting that
             meta.json does not record, a code version, or the content of a corpus.
-        documents: Differences between the documents, or None if a build has no lineage.
-        tokens: For each split, the number of tokens on both sides, `a` and `b`, and the `first_difference` or None.
-        damage: Why only the two meta.json are compared: a file of a build is missing or damaged. None if everything was compared.
+        documents: Differences between the documents, or None if a build has no lineage, or a damaged one.
+        tokens: For each split whose tokens were compared, the number of tokens on both sides, `a` and `b`, and the `first_difference` or
+            None.
+        damage: Why something was not compared: files of one of the builds are missing or damaged. None if everything was compared.
     """
 
     name: str
@@ -153,34 +157,40 @@ def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -
         return found
     family = cast("Family", metas[0]["kind"])
 
-    def tokens_of(path: Path, meta: Meta, split: Split) -> SplitTokens:
-        return SplitTokens(path, family, split, meta)
+    damage: list[str] = []
 
-    try:
-        streams = {split: (tokens_of(a, metas[0], split), tokens_of(b, metas[1], split)) for split in SPLITS}
-        lineages = [{split: streams[split][side].lineage for split in SPLITS} for side in (0, 1)]
-        have_lineage = all(_lists(meta, path.name) for meta, paths in zip(metas, lineages, strict=True) for path in paths.values())
-        token_bytes = max(token_dtype_of(meta).itemsize for meta in metas)
-        total = sum(min(len(ours), len(theirs)) for ours, theirs in streams.values()) * token_bytes
-        done = 0
+    @contextmanager
+    def note_damage() -> Iterator[None]:
+        try:
+            yield
+        except NotWrittenError:
+            raise
+        except NielsCacheError as error:
+            damage.append(str(error))
 
-        def compared(tokens: int) -> None:
-            nonlocal done
-            done += tokens * token_bytes
-            progress(done, total)
+    documents, streams, tokens = None, {}, {}  # a cache of another program may have no lineage
+    lineage_name = documents_name if family == "pretrain" else examples_name
+    lineages = [{split: path / lineage_name(split) for split in SPLITS} for path in (a, b)]
+    if all(_lists(meta, path.name) for meta, paths in zip(metas, lineages, strict=True) for path in paths.values()):
+        with note_damage():
+            documents = compare_documents(*lineages, shown=shown)
+    for split in SPLITS:
+        with note_damage():
+            streams[split] = [SplitTokens(path, family, split, meta) for path, meta in zip((a, b), metas, strict=True)]
+    token_bytes = max(token_dtype_of(meta).itemsize for meta in metas)
+    total = sum(min(map(len, sides)) for sides in streams.values()) * token_bytes
+    done = 0
 
-        return replace(
-            found,
-            documents=compare_documents(*lineages, shown=shown) if have_lineage else None,  # a cache of another program may have none
-            tokens={
-                split: {"a": len(ours), "b": len(theirs), "first_difference": first_difference(ours, theirs, progress=compared)}
-                for split, (ours, theirs) in streams.items()
-            },
-        )
-    except NotWrittenError:
-        raise
-    except NielsCacheError as error:
-        return replace(found, damage=str(error))
+    def compared(tokens: int) -> None:
+        nonlocal done
+        done += tokens * token_bytes
+        progress(done, total)
+
+    for split, (ours, theirs) in streams.items():
+        with note_damage():
+            difference = first_difference(ours, theirs, progress=compared)
+            tokens[split] = {"a": len(ours), "b": len(theirs), "first_difference": difference}
+    return replace(found, documents=documents, tokens=tokens, damage="; ".join(dict.fromkeys(damage)) or None)
 
 
 def _lists(meta: Meta, name: str) -> bool:

@@ -20,7 +20,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from encodings.aliases import aliases
 from typing import IO, Any, NamedTuple, NoReturn
 
@@ -310,34 +310,34 @@ def read_items(stream: IO[bytes], position: FilePosition, where: str, options: T
         NielsCacheError: If an item is too long to be read, or if the text is not valid JSON.
     """
     position.seek(stream)
-    text = io.TextIOWrapper(stream, encoding_of(stream, options.encoding), MARKS, newline="")
     find_end, index, start = json.JSONDecoder().raw_decode, 0, 0
-    buffer = text.read(_BLOCK).removeprefix(_BOM).lstrip()
-    last = "]" if buffer.startswith("[") else ""
-    buffer = buffer[len(last) :]
-    while True:
-        start = _GAP.match(buffer, start).end()  # type: ignore[union-attr]
-        try:
-            end = find_end(buffer, start)[1]
-        except json.JSONDecodeError as error:
-            if len(buffer) - start > options.limit:
-                refuse_length(f"{where}: item {index + 1}", options.limit)
-            is_end = buffer[start:].rstrip() == last
-            is_cut = is_end or error.pos > len(buffer) - _LONGEST_LITERAL or error.msg.startswith("Unterminated string")
-            if is_cut and (more := text.read(max(_BLOCK, len(buffer) - start))):
-                buffer, start = buffer[start:] + more, 0
-                continue
-            if is_end or is_damaged(stream):
-                return
-            raise NielsCacheError(f"{where}: item {index + 1} is not valid JSON ({error.msg}); correct the file") from error
-        except (RecursionError, ValueError):  # the caller cannot read the item either, and raises the error
-            end = len(buffer)
-        item, start, index = buffer[start:end], end, index + 1
-        if len(item) > options.limit:
-            refuse_length(f"{where}: item {index}", options.limit)
-        if index > position.row:
-            position.row = index
-            yield (index - 1, unmarked(item), item) if MARK.search(item) else (index - 1, item, None)
+    with _as_text(stream, encoding_of(stream, options.encoding), newline="") as text:
+        buffer = text.read(_BLOCK).removeprefix(_BOM).lstrip()
+        last = "]" if buffer.startswith("[") else ""
+        buffer = buffer[len(last) :]
+        while True:
+            start = _GAP.match(buffer, start).end()  # type: ignore[union-attr]
+            try:
+                end = find_end(buffer, start)[1]
+            except json.JSONDecodeError as error:
+                if len(buffer) - start > options.limit:
+                    refuse_length(f"{where}: item {index + 1}", options.limit)
+                is_end = buffer[start:].rstrip() == last
+                is_cut = is_end or error.pos > len(buffer) - _LONGEST_LITERAL or error.msg.startswith("Unterminated string")
+                if is_cut and (more := text.read(max(_BLOCK, len(buffer) - start))):
+                    buffer, start = buffer[start:] + more, 0
+                    continue
+                if is_end or is_damaged(stream):
+                    return
+                raise NielsCacheError(f"{where}: item {index + 1} is not valid JSON ({error.msg}); correct the file") from error
+            except (RecursionError, ValueError):  # the caller cannot read the item either, and raises the error
+                end = len(buffer)
+            item, start, index = buffer[start:end], end, index + 1
+            if len(item) > options.limit:
+                refuse_length(f"{where}: item {index}", options.limit)
+            if index > position.row:
+                position.row = index
+                yield (index - 1, unmarked(item), item) if MARK.search(item) else (index - 1, item, None)
 
 
 def decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> Iterator[str]:
@@ -352,8 +352,7 @@ def decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> I
     Raises:
         NielsCacheError: If a line has more than `limit` characters.
     """
-    text = io.TextIOWrapper(stream, encoding, MARKS, newline="\n")
-    try:
+    with _as_text(stream, encoding, newline="\n") as text:
         for number in itertools.count(1):
             line = text.readline(limit + 1)
             if len(line) > limit:
@@ -361,9 +360,17 @@ def decoded_lines(stream: IO[bytes], where: str, limit: int, encoding: str) -> I
             if not line:
                 return
             yield line
+
+
+@contextmanager
+def _as_text(stream: IO[bytes], encoding: str, *, newline: str) -> Iterator[io.TextIOWrapper]:
+    """Decode a stream with marks, and leave it open."""
+    text = io.TextIOWrapper(stream, encoding, MARKS, newline=newline)
+    try:
+        yield text
     finally:
         with suppress(ValueError):  # the stream is closed already
-            text.detach()  # so that it does not close the stream
+            text.detach()
 
 
 class DamagedRow(dict[str, Any]):

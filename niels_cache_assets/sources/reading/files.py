@@ -240,7 +240,7 @@ def _local_matches(pattern: str, endings: tuple[str, ...]) -> tuple[str, dict[st
                 f"files: {pattern!r} holds splits in folders; name one of them, such as {os.path.join(pattern, 'train')!r}"
             )
         found = files_below(pattern)
-        paths = saved_files(pattern) or [path for path in found.paths if path.lower().endswith(endings)]
+        paths = saved_files(pattern) or [path for path in without_caches(found.paths) if path.lower().endswith(endings)]
         urls = {path.replace(os.sep, "/"): path for path in paths}
         if not urls:
             raise NielsCacheError(f"files: {pattern!r} holds no file that ends in {', '.join(endings)}; name the files, or another folder")
@@ -258,6 +258,17 @@ def saved_files(folder: str) -> list[str]:
         return [os.path.join(folder, each["filename"]) for each in named]
     except (OSError, ValueError, LookupError, TypeError):
         return []
+
+
+def without_caches(paths: list[str]) -> list[str]:
+    """Return the paths without what `datasets` keeps beside the data in folders that it saved. Data that is missing there is added."""
+    folders = [os.path.dirname(path) for path in paths if path.endswith("/state.json")]
+    saved = {folder: files for folder in folders if (files := saved_files(folder))}
+    if not saved:
+        return paths
+    facts = ("/state.json", "/dataset_info.json", "/dataset_dict.json")
+    caches = {path for path in paths if path.endswith(facts) or (path.endswith(".arrow") and os.path.dirname(path) in saved)}
+    return sorted({*paths}.difference(caches).union(*saved.values()))
 
 
 def _remote_matches(pattern: str) -> tuple[str, dict[str, str], dict[str, str]]:
@@ -320,7 +331,7 @@ def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = 
     """
     if not os.path.isdir(path):
         raise NielsCacheError(f"path = {path!r} is not a folder; set it to the folder that holds the files")
-    paths = [each for each in files_below(path, skip).paths if each.lower().endswith(suffixes)]
+    paths = [each for each in without_caches(files_below(path, skip).paths) if each.lower().endswith(suffixes)]
     first = find_same_files(paths).first
     named = sorted((Path(os.path.relpath(each, path)).as_posix(), each) for each in paths if first[each] == each)
     return [SourceFile(full, valid_unicode(name)) for name, full in named]

@@ -23,7 +23,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, describe_content
+from niels_cache_assets.sources.reading.compressed import DamagedFileError, OnDamage
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, open_seekable
+from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_assets.sources.text_column import nested_value
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
@@ -78,8 +80,14 @@ def open_parquet(file: SourceFile, text_field: str | None = None) -> Iterator[Pa
 
 
 @contextmanager
-def open_for_arrow(file: SourceFile, format_name: str) -> Iterator[str | IO[bytes]]:
-    """Open a file for Arrow's readers, as a path or a stream. All errors in the block name the file and its format."""
+def open_for_arrow(file: SourceFile, format_name: str, on_damage: OnDamage | None = None) -> Iterator[str | IO[bytes]]:
+    """Open a file for Arrow's readers, as a path or a stream. All errors in the block name the file and its format.
+
+    Args:
+        file: The file.
+        format_name: The format, for messages.
+        on_damage: Called for a damaged file, instead of raising.
+    """
     import pyarrow as pa
 
     with file_errors(file), open_seekable(file) as stream:
@@ -88,10 +96,16 @@ def open_for_arrow(file: SourceFile, format_name: str) -> Iterator[str | IO[byte
             yield stream if file.is_remote else file.url
         except NielsCacheError:
             raise
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):  # of the disk or network
+                raise
             stream.seek(0)
             kind = describe_content(stream.read(HEAD_BYTES), format_name)
-            raise NielsCacheError(f"{file.name}: not a file of {format_name}, or damaged ({error}); replace the file{kind}") from error
+            advice = "" if format_name == "Parquet" else ", or set keep_damaged = true"
+            damage = DamagedFileError(f"{file.name}: not a file of {format_name}, or damaged ({error}); replace the file{advice}{kind}")
+            if on_damage is None:
+                raise damage from error
+            on_damage(damage)
         except (ValueError, LookupError, ArithmeticError) as error:
             raise NielsCacheError(f"{file.name}: holds a value that cannot be read ({error}); correct the file, or leave it out") from error
 
@@ -324,15 +338,18 @@ class ParquetTable:
         return longest
 
 
-def arrow_batches(file: SourceFile, *, most_rows: int, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+def arrow_batches(
+    file: SourceFile, position: FilePosition, *, most_rows: int, on_damage: OnDamage | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield (number of the first row, rows) of an Arrow file (Feather is the same) or stream, as `datasets` writes it, in batches.
 
     A local file is mapped into memory, so its rows are not copied. A compressed record batch is decompressed as a whole.
 
     Args:
         file: The file.
+        position: Where to begin. It receives an estimate of the number of rows, from those read so far.
         most_rows: The maximum number of rows of a batch. Rows of a large average size come in smaller batches.
-        start: The number of the first row to yield.
+        on_damage: Called for a damaged file, instead of raising, after the record batches before the damage.
 
     Raises:
         NielsCacheError: If two columns have the same name, or if a stream lacks its end marker.
@@ -340,24 +357,40 @@ def arrow_batches(file: SourceFile, *, most_rows: int, start: int) -> Iterator[t
     import pyarrow as pa
     from pyarrow import ipc
 
-    first, size = 0, 1  # start with one row, because a value of a dictionary may be long
-    with open_for_arrow(file, "Arrow") as source:
+    start, first, size = position.row, 0, 1  # start with one row, because a value of a dictionary may be long
+    with open_for_arrow(file, "Arrow", on_damage) as source:
         stream = pa.memory_map(source) if isinstance(source, str) else source
+        damage = None
         is_stream = stream.read(6) != b"ARROW1"  # with which the file format begins
+        end = stream.seek(0, 2)
         stream.seek(0)
-        reader = ipc.open_stream(stream) if is_stream else ipc.open_file(stream)
+        if not is_stream:
+            try:
+                reader = ipc.open_file(stream)
+            except pa.ArrowInvalid as error:
+                if on_damage is None:
+                    raise
+                damage = error
+                stream.seek(8)  # what follows is a stream, until the damage
+        if is_stream or damage:
+            reader = ipc.open_stream(stream)
         for path in _repeated_names(reader.schema):
             raise NielsCacheError(f"{file.name}: has more than one column named {'.'.join(path)!r}; keep only one of them")
-        for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
-            for column in batch.columns:
-                column.view(with_bytes(column.type)).validate(full=True)  # strings need not be UTF-8
+        count = None if is_stream or damage else reader.num_record_batches
+        for number, batch in enumerate(reader if count is None else map(reader.get_batch, range(count)), 1):
             row = max(0, start - first)
+            if row < len(batch):
+                position.rows = round((first + len(batch)) * (end / stream.tell() if count is None else count / number))
+                for column in batch.columns:
+                    column.view(with_bytes(column.type)).validate(full=True)  # strings need not be UTF-8
             while row < len(batch):
                 decoded = _decoded(batch.slice(row, size))
                 yield first + row, decoded
                 row += size
                 size = max(1, min(2 * size, most_rows, _AVERAGE_BYTES * len(decoded) // max(decoded.nbytes, 1)))
             first += len(batch)
+        if damage:
+            raise damage
         if is_stream:
             stream.seek(-8, 2)  # from the end
             if stream.read() != b"\xff\xff\xff\xff\0\0\0\0":
@@ -431,6 +464,8 @@ def with_bytes(kind: pa.DataType) -> pa.DataType:
         return (pa.list_ if types.is_list(kind) else pa.large_list)(with_bytes(kind.value_type))
     if types.is_struct(kind):
         return pa.struct([(field.name, with_bytes(field.type)) for field in kind])
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, with_bytes(kind.value_type), kind.ordered)
     return kind
 
 

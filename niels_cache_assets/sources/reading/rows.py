@@ -321,22 +321,28 @@ def csv_rows(
         delimiter = delimiter or _delimiter_of(file.name, first if on_delimiter else "")
         if on_delimiter:
             on_delimiter(delimiter)
-        records = csv.reader(
+        reader = csv.reader(
             chain(repeat("\n", blank), [first], lines),  # blank lines count in the numbers of lines
             delimiter=delimiter,
             quotechar=quote or None,
             quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
             strict=True,
         )
+
+        def records() -> Iterator[list[str]]:
+            nonlocal before
+            for record in reader:
+                before = reader.line_num
+                if record:  # not a blank line
+                    yield record
+
         try:
-            header = list(columns) or next(filter(None, records), [])
+            header = list(columns) or next(records(), [])
             if on_delimiter and MARK.search("".join(header)):
                 raise NielsCacheError(f"{file.name}: the header is not {options.encoding}; {SET_ENCODING}")
             if repeated := [name for name, count in Counter(header).items() if count > 1]:
                 raise NielsCacheError(f"{file.name}: has more than one column named {repeated[0]!r}; rename them, or keep only one")
-            before = records.line_num
-            for row, record in enumerate(filter(None, records)):
-                before = records.line_num
+            for row, record in enumerate(records()):
                 if row < position.row:
                     continue
                 position.row = row + 1
@@ -419,6 +425,8 @@ def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
 
     if value is None:
         return None
+    if types.is_dictionary(kind):
+        return _marked(value, kind.value_type, encoding)
     if may_hold_text(kind):
         try:
             return value.decode()
@@ -558,9 +566,10 @@ def rows_of_files(
 
 
 def arrow_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> RowStream:
-    """Yield what `parquet_rows` does, of an Arrow file or stream."""
+    """Yield what `parquet_rows` does, of an Arrow file or stream. With `on_damage`, the rows end with the last batch before the damage."""
     position = position or FilePosition()
-    return _rows_of_batches(file, arrow_batches(file, most_rows=PARQUET_ROWS, start=position.row), position, options)
+    batches = arrow_batches(file, position, most_rows=PARQUET_ROWS, on_damage=options.on_damage)
+    return _rows_of_batches(file, batches, position, options)
 
 
 def file_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> RowStream:
