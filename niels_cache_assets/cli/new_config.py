@@ -74,22 +74,20 @@ def fit_vocabulary(text: str, registry: Registry, arguments: argparse.Namespace)
     """
     if arguments.tokenizer or arguments.vocab_size or not _is_known(arguments):
         return text
-    sample_bytes = _SAMPLED // len(registry.sources)
+    settings = registry.tokenizer.model_copy(update={"sample_bytes": _SAMPLED // len(registry.sources)})
     with tempfile.TemporaryDirectory() as folder:
         sample = Path(folder, "sample")
-        settings = registry.tokenizer.model_copy(update={"sample_bytes": sample_bytes})
-        spool_sample(replace(registry, tokenizer=settings), Path(folder), sample, {}, lambda line: None)
+        spool_sample(replace(registry, tokenizer=settings), Path(folder), sample, {}, str)
         found = sample.read_text(encoding="utf-8", errors="replace")
     words = Counter(found.split())
     pairs = Counter(word[start : start + 2] for word in words if len(word) > _LONG_WORD for start in range(0, len(word) - 1, 2))
     repeated = sum(count > 1 for counts in (words, pairs) for count in counts.values())
     needed = _FIXED_PIECES + len({*found} - {*" \n"})
     most = needed + max(0, repeated - _UNCERTAIN) * 3 // 4
-    proposed = registry.tokenizer.vocab_size
-    fitting = min(max(proposed, needed + _UNCERTAIN), most)
-    return (
-        text if fitting == proposed else re.sub(r"^(# )?vocab_size = \w+", f"vocab_size = {fitting:_}", text, count=1, flags=re.MULTILINE)
-    )
+    fitting = min(max(registry.tokenizer.vocab_size, needed + _UNCERTAIN), most)
+    if fitting == registry.tokenizer.vocab_size:
+        return text
+    return re.sub(r"^(# )?vocab_size = \w+", f"vocab_size = {fitting:_}", text, count=1, flags=re.MULTILINE)
 
 
 def catalog_table(name: str) -> str:

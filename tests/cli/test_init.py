@@ -271,7 +271,7 @@ def test_a_vocabulary_that_somebody_chose_stays(arguments: list[str], expected: 
 def test_a_file_without_text_is_found_before_a_build(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "old.txt").write_bytes("Grüße ".encode("latin-1") * 99)
     assert main(["init", "old.txt"]) == exit_codes.DONE
-    assert missing(capsys.readouterr().err, "WARNING", "old.txt", 'encoding = "latin-1"') == []
+    assert missing(capsys.readouterr().err, "WARNING: niels_cache.toml: ", "old.txt", 'encoding = "latin-1"') == []
 
 
 @pytest.mark.parametrize(("answer", "is_written"), [("\n", True), ("Y\n", True), ("n\n", False), ("", False)])
@@ -315,11 +315,25 @@ def test_every_file_is_listed_with_its_use_or_the_reason_why_it_is_ignored(proje
     assert main(["init", "data", "--json"]) == exit_codes.DONE
     captured = capsys.readouterr()
     outcomes = [each["outcome"] for each in json.loads(captured.out)["seen"]]
-    assert [each["source"] for each in outcomes if isinstance(each, dict)] == ["text", "chat_jsonl"]
+    assert [each["source"] for each in outcomes if isinstance(each, dict)] == ["chat_jsonl"]
     reasons = [each for each in outcomes if isinstance(each, str)]
-    assert missing(" ".join(reasons), "package.json", "images.jsonl: a message contains an image", "p.png", "init 'data/**/*.py'") == []
-    assert len(reasons) == 4
+    said = ("README.md: ", "package.json", "images.jsonl: a message contains an image", "p.png", "init 'data/**/*.py'")
+    assert missing(" ".join(reasons), *said) == []
+    assert len(reasons) == 5
     assert missing(captured.err.splitlines()[-1], "WARNING", "% of the bytes are ignored") == []
+
+
+def test_a_readme_is_text_among_texts_or_if_it_is_named(project: Path) -> None:
+    folder = project / "data"
+    folder.mkdir()
+    (folder / "README.md").write_text("a readme")
+    (folder / "LICENSE.txt").write_text("a licence")
+    assert main(["init", "data"]) == exit_codes.WRONG_USE
+    assert main(["init", "data/README.md"]) == exit_codes.DONE
+    assert files_of("my_text") == ["README.md"]
+    (folder / "a.md").write_text("a note")
+    assert main(["init", "data", "--force"]) == exit_codes.DONE
+    assert files_of("my_text") == ["LICENSE.txt", "README.md", "a.md"]
 
 
 def test_code_is_text_if_it_is_named_and_an_empty_file_is_no_obstacle(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,6 +98,7 @@ def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.base.defaults import CONFIG_NAME
     from niels_cache_assets.base.wording import file_size, format_count, format_share
     from niels_cache_assets.cli.new_config import fit_vocabulary, render
+    from niels_cache_assets.disk.journal import write_atomically
 
     if arguments.listed is not None:
         _list(arguments)
@@ -117,7 +118,7 @@ def run(arguments: argparse.Namespace) -> None:
     try:
         text = fit_vocabulary(text, registry, arguments)
     except NielsCacheError as error:
-        warnings.append(str(error))
+        warnings.append(str(error).replace(registry.origin, str(target)))
     built = registry.partition_keys()
     first_rows = {name: try_first_rows(registry, name) for name in built}
     warnings += [note for _, notes in first_rows.values() for note in notes]
@@ -140,7 +141,8 @@ def run(arguments: argparse.Namespace) -> None:
             if not _agrees_to(f"Write {target}?"):
                 display(f"{target} not written")
                 return
-    _write(target, text)
+    with _explain_unwritable(target):
+        write_atomically(target, text.encode())
     facts = {"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir, "seen": seen}
     if not print_facts(arguments, facts) and is_shown:
         option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
@@ -241,13 +243,6 @@ def _load(target: Path, text: str) -> tuple[Registry, list[str]]:
             raise
         except NielsCacheError as error:
             raise NielsCacheError(str(error).replace(file.name, str(target))) from error
-
-
-def _write(target: Path, text: str) -> None:
-    from niels_cache_assets.disk.journal import write_atomically
-
-    with _explain_unwritable(target):
-        write_atomically(target, text.encode())
 
 
 @contextmanager
