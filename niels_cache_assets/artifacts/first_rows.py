@@ -10,10 +10,12 @@ from niels_cache_assets.base.reasons import DROP_REASONS
 from niels_cache_assets.chats.rendering import Chat, RenderedChat, RendererPool, UnusableChat, check_template
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.sources.text_column import TEXT_FIELD_FACT
 from niels_cache_assets.sources.tool_arguments import convert_arguments
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 ROWS = 50
+_LONG_NAME = 5  # words in the name of a column, which may be a text
 _SENTINELS = """{%- for message in messages %}{{- '<' + message['role'] + '>' }}{%- if message['role'] == 'assistant' %}
 {%- generation %}{{- message['content'] + '<eot>' }}{% endgeneration %}
 {%- else %}{{- message['content'] + '<eot>' }}{%- endif %}{%- endfor %}"""
@@ -33,8 +35,13 @@ def try_first_rows(registry: Registry, name: str) -> tuple[list[str], list[str]]
     if is_remote(source) or not source.input_files():
         return [], []
     if isinstance(source, PretrainSource):
-        batch = next(iter(source.unconverted(StreamContext(seed=0, siblings=registry.pretrain))), [])
-        return [document.text for document in source.convert([*batch])[0]], []
+        context = StreamContext(seed=0, siblings=registry.pretrain)
+        batch = next(iter(source.unconverted(context)), [])
+        texts = [document.text for document in source.convert([*batch])[0]]
+        field = str(context.report.facts.get(TEXT_FIELD_FACT))
+        is_unclear = source.source == "csv" and len(field.split()) >= _LONG_NAME
+        note = f"[pretrain.{name}] the text is in the column {field!r}; if that is a record and no header, set columns"
+        return texts, [note] if is_unclear else []
     rows = source.first_examples(ROWS)
     chats = [row for row in rows if not isinstance(row, str)]
     template = find_template(source.template, registry.tokenizer)
@@ -57,6 +64,8 @@ def try_first_rows(registry: Registry, name: str) -> tuple[list[str], list[str]]
     refused = {each.reason: f"{each.explanation}; {advice}" for each in results if isinstance(each, UnusableChat)}
     for reason, count in reasons.items():
         found = DROP_REASONS[reason]
-        why = refused.get(reason) or f"{found.meaning}; {found.advice or 'correct such rows'}"
+        if found.is_asked:
+            continue
+        why = refused.get(reason) or f"{found.meaning}; {found.advice}"
         notes.append(f"{count} of the first {len(rows)} rows will be left out: {why}")
     return texts, [f"[sft.{name}] {note}" for note in notes]

@@ -133,6 +133,8 @@ def find_cache(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, 
         advice = f"it needs {reason}" if reason else f"build it: {PROGRAM} build-all --only {name}"
         if name in registry.switched_off():
             advice = f"it is switched off: set enabled = true in [{found.kind}.{name}], then {advice}"
+        if not root.exists():
+            advice += f"; or correct --cache-dir: {root} is missing"
         raise NielsCacheError(f"{found.directory}: not built yet; {advice}")
     if found.kind != "tokenizer":
         check_location(found.meta(), found.directory)

@@ -136,6 +136,10 @@ class _Survey:
             raise NielsCacheError(f"{folder}: holds no file; name another folder")
         saved = {path: data for path in dict.fromkeys(map(os.path.dirname, files)) if (data := saved_files(path))}
         files = sorted({*files}.difference(*saved.values()))
+        texts = [file for file in files if source_kind(file) == "text"]
+        if texts and all(map(_is_guide, texts)):
+            self._count(texts, f"{texts[0]}: seems to describe the folder; name it to use it")
+            files = [file for file in files if file not in texts]
         known = [file for file in files if source_kind(file) is not None]
         others = [file for file in known if not file.lower().endswith(".md")]
         if known and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
@@ -187,6 +191,10 @@ class _Survey:
             found = self.seen.setdefault(key, SeenFiles(*key))
             found.files += 1
             found.bytes += _size(file)
+
+
+def _is_guide(path: str) -> bool:
+    return os.path.basename(path).lower().startswith(("readme.", "license.", "changelog."))
 
 
 def _size(path: str) -> int:

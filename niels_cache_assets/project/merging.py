@@ -63,7 +63,7 @@ def read_tables(path: Path, remedy: str) -> Tables:
     except UnicodeDecodeError as error:
         raise NielsCacheError(f"{path}: is not UTF-8 (byte {error.start:,}); save it as UTF-8") from error
     except ValueError as error:
-        raise NielsCacheError(f"{path}: not valid TOML: {error}") from error
+        raise NielsCacheError(f"{path}: not valid TOML: {error}; correct it (text needs quotation marks)") from error
     except RecursionError as error:
         raise NielsCacheError(f"{path}: nested too deeply for settings; make it flatter") from error
 

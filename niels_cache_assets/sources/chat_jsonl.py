@@ -15,7 +15,6 @@ from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.base.reasons import DROP_REASONS
 from niels_cache_assets.sources.chat_forms import advice, describe_fields, note_of_lost_messages
 from niels_cache_assets.sources.conversations import (
-    LABELS,
     Kto,
     OnBroken,
     RowErrorPolicy,
@@ -45,7 +44,7 @@ from niels_cache_assets.sources.reading.encodings import DecodingCounts, RowStre
 from niels_cache_assets.sources.reading.file_source import FileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
-from niels_cache_assets.sources.reading.rows import SEARCH_LIMITS, file_rows, first_rows, kind_of, row_id, rows_of_files
+from niels_cache_assets.sources.reading.rows import LABELS, SEARCH_LIMITS, file_rows, first_rows, kind_of, row_id, rows_of_files
 from niels_cache_assets.sources.types import SftSource, Siblings, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 

@@ -19,7 +19,7 @@ from niels_cache_assets.sources.messages import (
 )
 from niels_cache_assets.sources.pairs import pair_problem
 from niels_cache_assets.sources.reading.positions import FilePass
-from niels_cache_assets.sources.reading.rows import batched
+from niels_cache_assets.sources.reading.rows import LABELS, batched
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 
@@ -113,8 +113,6 @@ def with_system(system: Any, messages: list[Message]) -> list[Message]:
 
 
 OnBroken = Literal["stop", "drop"]
-LABELS = ("label", "kto_tag")  # the field names of trl and of LLaMA-Factory
-
 Kto = Literal["positives", "drop"]
 
 _MISTAKES = {  # reasons for which a build stops, unless on_broken drops such rows

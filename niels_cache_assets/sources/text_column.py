@@ -270,6 +270,8 @@ def _advice(columns: Sequence[Column], candidates: Sequence[Column], largest: st
     advice = []
     if largest is not None and len(candidates) < 2:
         advice.append(f"set {key} to {largest!r} to read the text inside" if key else f"copy the text inside {largest!r} to a field `text`")
+    if key and largest and largest.endswith(("[].content", "[].value")):
+        advice.append('if these are conversations, write [sft.NAME] with source = "chat_jsonl"')
     if any(column.holds_strings for column in columns):
         named = ", ".join(column.name for column in candidates)
         if key is None:

@@ -2,9 +2,11 @@
 
 import bz2
 import gzip
+import io
 import json
 import os
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -236,11 +238,55 @@ def test_one_folder_may_hold_several_kinds_and_files_of_a_kind_several_forms(pro
     assert {name: registry.pretrain[name].source for name in ("my_notes", "roam")} == {"my_notes": "markdown_folder", "roam": "roam"}
 
 
-def test_a_small_text_gets_a_vocabulary_that_can_be_trained_on_it(project: Path) -> None:
-    for size, expected in ((1_000, 400), (500_000, 2_000), (4_000_001, 16_000)):
-        (project / "a.txt").write_bytes(b"a" * size)
-        assert main(["init", "--force", "a.txt"]) == exit_codes.DONE
-        assert load_registry(config="niels_cache.toml").tokenizer.vocab_size == expected
+def words(count: int) -> str:
+    """Return so many words, each of them twice, in six bytes each."""
+    return "".join(f"{n:05x}\n{n:05x}\n" for n in range(count))
+
+
+TEXTS = {
+    "little": (words(500), 400),
+    "more": (words(41_700), 2_000),
+    "much": (words(333_400), 16_000),
+    "repetitive": ("the same line again\n" * 5_000, 264 + 10),
+    "some lines": (words(100), 264 + 16 + (100 - 30) * 3 // 4),
+    "many characters": ("".join(map(chr, range(0x4E00, 0x4E00 + 2_000))) * 2, 264 + 2_000 + 30),
+}
+
+
+@pytest.mark.parametrize("form", TEXTS)
+def test_a_text_gets_a_vocabulary_that_can_be_trained_on_it(form: str, project: Path) -> None:
+    """SentencePiece needs a piece for each character, and finds only few others in a text that repeats itself."""
+    text, expected = TEXTS[form]
+    (project / "a.txt").write_text(text)
+    assert main(["init", "a.txt"]) == exit_codes.DONE
+    assert load_registry(config="niels_cache.toml").tokenizer.vocab_size == expected
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [(["--vocab-size", "5_000"], 5_000), (["--hub", "allenai/c4"], 16_000)])
+def test_a_vocabulary_that_somebody_chose_stays(arguments: list[str], expected: int, project: Path) -> None:
+    assert main(["init", "rows.jsonl", *arguments]) == exit_codes.DONE
+    assert load_registry(config="niels_cache.toml").tokenizer.vocab_size == expected
+
+
+def test_a_file_without_text_is_found_before_a_build(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "old.txt").write_bytes("Grüße ".encode("latin-1") * 99)
+    assert main(["init", "old.txt"]) == exit_codes.DONE
+    assert missing(capsys.readouterr().err, "WARNING: niels_cache.toml: ", "old.txt", 'encoding = "latin-1"') == []
+
+
+@pytest.mark.parametrize(("answer", "is_written"), [("\n", True), ("Y\n", True), ("n\n", False), ("", False)])
+def test_somebody_at_a_terminal_sees_the_examples_and_is_asked(
+    answer: str, is_written: bool, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyboard = io.StringIO(answer)
+    monkeypatch.setattr(sys, "stdin", keyboard)
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    assert main(["init", "rows.jsonl"]) == exit_codes.DONE
+    shown = capsys.readouterr().out
+    assert shown.index("--- my_text: a") < shown.index("Write niels_cache.toml? [Y/n]")
+    assert (project / "niels_cache.toml").exists() == is_written
+    assert main(["init", "rows.jsonl", "--force", "--quiet"]) == exit_codes.DONE, "nobody is asked"
 
 
 def test_each_split_that_datasets_saved_is_a_table(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,11 +315,25 @@ def test_every_file_is_listed_with_its_use_or_the_reason_why_it_is_ignored(proje
     assert main(["init", "data", "--json"]) == exit_codes.DONE
     captured = capsys.readouterr()
     outcomes = [each["outcome"] for each in json.loads(captured.out)["seen"]]
-    assert [each["source"] for each in outcomes if isinstance(each, dict)] == ["text", "chat_jsonl"]
+    assert [each["source"] for each in outcomes if isinstance(each, dict)] == ["chat_jsonl"]
     reasons = [each for each in outcomes if isinstance(each, str)]
-    assert missing(" ".join(reasons), "package.json", "images.jsonl: a message contains an image", "p.png", "init 'data/**/*.py'") == []
-    assert len(reasons) == 4
+    said = ("README.md: ", "package.json", "images.jsonl: a message contains an image", "p.png", "init 'data/**/*.py'")
+    assert missing(" ".join(reasons), *said) == []
+    assert len(reasons) == 5
     assert missing(captured.err.splitlines()[-1], "WARNING", "% of the bytes are ignored") == []
+
+
+def test_a_readme_is_text_among_texts_or_if_it_is_named(project: Path) -> None:
+    folder = project / "data"
+    folder.mkdir()
+    (folder / "README.md").write_text("a readme")
+    (folder / "LICENSE.txt").write_text("a licence")
+    assert main(["init", "data"]) == exit_codes.WRONG_USE
+    assert main(["init", "data/README.md"]) == exit_codes.DONE
+    assert files_of("my_text") == ["README.md"]
+    (folder / "a.md").write_text("a note")
+    assert main(["init", "data", "--force"]) == exit_codes.DONE
+    assert files_of("my_text") == ["LICENSE.txt", "README.md", "a.md"]
 
 
 def test_code_is_text_if_it_is_named_and_an_empty_file_is_no_obstacle(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,7 +344,9 @@ def test_code_is_text_if_it_is_named_and_an_empty_file_is_no_obstacle(project: P
     assert "niels-cache init 'src/**/*.py'" in capsys.readouterr().err
     assert main(["init", "src/**/*.py"]) == exit_codes.DONE
     assert tomllib.loads((project / "niels_cache.toml").read_text())["pretrain"]["my_text"]["files"] == ["src/**/*.py"]
-    assert "--- my_text: import os" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "100.0% of the bytes are used" in shown
+    assert "--- my_text: import os" in shown
 
 
 def test_three_examples_of_each_data_set_are_shown_with_the_targets(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,11 @@ def test_a_data_set_in_the_wrong_table_is_told_which_table_to_write(text: str, e
     assert missing(caught.value, "niels_cache.toml: ", *expected) == []
 
 
+def test_a_name_in_a_cache_directory_that_is_missing_leads_to_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("niels_cache.toml").write_text('[pretrain.notes]\nsource = "text"\nfiles = ["notes"]\n')
+    assert missing(refused(capsys, "sample", "notes", "--cache-dir", "chache"), "--only notes", "--cache-dir", "chache") == []
+
+
 def test_a_configuration_in_another_encoding_says_to_save_it_as_utf_8() -> None:
     Path("niels_cache.toml").write_text("[build]\nseed = 1\n", encoding="utf-16")
     with pytest.raises(NielsCacheError, match=r"^niels_cache\.toml: .*\(byte 0\); .* UTF-8$"):
@@ -170,3 +175,25 @@ def test_a_val_budget_above_the_source_is_called_as_the_file_calls_it(tiny_model
             ["some text"], "cache/mine", tokenizer=tokenizer, max_train_tokens=10, max_val_tokens=1_000_000, shard_bytes=1024, seed=0,
             shuffle_buffer=None,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("files = [data/*.txt]\n", ("niels_cache.toml: ", "line 1", "quotation marks")),
+        ('[pretrain.chats]\nsource = "jsonl"\nfiles = ["chats.jsonl"]\n', ("[sft.NAME]", 'source = "chat_jsonl"', "messages[].content")),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_told_what_to_write(content: str, said: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    messages = '[{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "hello to you"}]'
+    Path("chats.jsonl").write_text(f'{{"messages": {messages}}}\n')
+    Path("niels_cache.toml").write_text(content)
+    assert main(["build-all"]) == 2
+    assert missing(capsys.readouterr().err, *said) == []
+
+
+@pytest.mark.parametrize(("header", "is_named"), [("1,The first review of a book", True), ("n,What did you like", False)])
+def test_a_first_line_of_csv_that_may_be_a_record_is_shown(header: str, is_named: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.csv").write_text(f"{header}\n2,Another review of a film\n3,Good and cheap\n")
+    assert main(["init", "a.csv"]) == 0
+    assert (missing(capsys.readouterr().err, "[pretrain.my_text]", repr(header[2:]), "set columns") == []) == is_named

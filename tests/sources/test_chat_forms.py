@@ -1,5 +1,7 @@
 """Rows of prompts and answers: what is read of them, what is refused, and what `init` and a build make of unclear columns."""
 
+import csv
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,12 @@ def system(text: str) -> dict[str, Any]:
 
 
 def write(path: Path, rows: list[Row]) -> Path:
-    if path.suffix == ".parquet":
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -189,8 +196,10 @@ KTO_FORMS: dict[str, tuple[list[Row], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
-@pytest.mark.parametrize("form", KTO_FORMS)
+CSV_FORMS = [(form, "x.csv") for form in ("text", "kto_tag")]  # a CSV file holds no messages
+
+
+@pytest.mark.parametrize(("form", "name"), [*itertools.product(KTO_FORMS, ["x.jsonl", "x.parquet"]), *CSV_FORMS])
 def test_rows_with_a_label_of_kto_need_the_key(tmp_path: Path, form: str, name: str) -> None:
     rows, keys = KTO_FORMS[form]
     path = write(tmp_path / name, rows)
@@ -211,6 +220,14 @@ def test_rows_with_a_label_of_kto_need_the_key(tmp_path: Path, form: str, name: 
     found, context = read(mixed, **keys, kto="drop")
     assert [each.messages for each in found] == [[user("q"), bot("a")]]
     assert dict(context.report.dropped) == {"kto_row": 3}
+
+
+@pytest.mark.parametrize(("liked", "disliked"), [("TRUE", "FALSE"), (1, 0), ("1.0", "0.0")])
+def test_labels_of_csv_are_words_and_numbers(tmp_path: Path, liked: Any, disliked: Any) -> None:
+    path = write(tmp_path / "x.csv", [{**row, "label": liked if row["label"] else disliked} for row in KTO])
+    assert proposed(path) == {**COMPLETION, "kto": "positives"}
+    found, context = read(path, **COMPLETION, kto="positives")
+    assert (len(found), dict(context.report.dropped)) == (2, {"kto_negative": 1})
 
 
 def test_a_late_label_stops_the_build_and_labels_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +76,8 @@ COMMAND = Command(
 Write a niels_cache.toml that lists the data sets to build, with a comment for every key. init inspects
 your data to find the text field and the format of conversations (lists of messages, instruction and
 answer, OpenAssistant trees). It lists all files that it finds, and why it ignores some of them. It also
-shows what training would see of the first rows, with the targets of conversations in [[ ]]. It writes no
-file if nothing can be used.
+shows what training would see of the first rows, with the targets of conversations in [[ ]]. On a terminal,
+it asks before it writes, unless --quiet or --json is given. It writes no file if nothing can be used.
 
 --list shows the data sets that ship with niels-cache, with their download size, licence and origin. A
 data set is built only if niels_cache.toml lists it or sets profile = "default".""",
@@ -95,7 +97,8 @@ def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.artifacts.first_rows import try_first_rows
     from niels_cache_assets.base.defaults import CONFIG_NAME
     from niels_cache_assets.base.wording import file_size, format_count, format_share
-    from niels_cache_assets.cli.new_config import render
+    from niels_cache_assets.cli.new_config import fit_vocabulary, render
+    from niels_cache_assets.disk.journal import write_atomically
 
     if arguments.listed is not None:
         _list(arguments)
@@ -110,22 +113,39 @@ def run(arguments: argparse.Namespace) -> None:
             "--hub OWNER/NAME, or --profile default"
         )
     seen: list[SeenFiles] = []
-    registry, warnings = _write(target, render(arguments, seen))
+    text = render(arguments, seen)
+    registry, warnings = _load(target, text)
+    try:
+        text = fit_vocabulary(text, registry, arguments)
+    except NielsCacheError as error:
+        warnings.append(str(error).replace(registry.origin, str(target)))
     built = registry.partition_keys()
     first_rows = {name: try_first_rows(registry, name) for name in built}
     warnings += [note for _, notes in first_rows.values() for note in notes]
     total, ignored = sum(each.bytes for each in seen), sum(each.bytes for each in seen if isinstance(each.outcome, str))
     if ignored > _MAX_IGNORED * total:
         warnings.append(f"{format_share(ignored, total)} of the bytes are ignored, for the reasons above")
-    facts = {"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir, "seen": seen}
-    if not print_facts(arguments, facts) and not is_quiet():
-        option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
+    is_shown = not (arguments.json or is_quiet())
+    if is_shown:
         for each in seen:
             use = f"IGNORED: {each.outcome}" if isinstance(each.outcome, str) else each.outcome.source
             display(f"{each.ending:8} {format_count(each.files, 'file'):>10} {file_size(each.bytes):>10}  {use}")
+        if seen:
+            display(f"{format_share(total - ignored, total)} of the bytes are used")
         for name, (texts, _) in first_rows.items():
-            for text in texts[:_EXAMPLES]:
-                display(f"--- {name}: {excerpt(text, _EXCERPT)}")
+            for example in texts[:_EXAMPLES]:
+                display(f"--- {name}: {excerpt(example, _EXCERPT)}")
+        if all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):
+            _print_warnings(warnings)
+            warnings = []
+            if not _agrees_to(f"Write {target}?"):
+                display(f"{target} not written")
+                return
+    with _explain_unwritable(target):
+        write_atomically(target, text.encode())
+    facts = {"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir, "seen": seen}
+    if not print_facts(arguments, facts) and is_shown:
+        option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
         display(f"{target} written. It builds", style="bold")
         for name in built:
             display(f"  [{registry.family_of(name)}.{name}] {_describe_source(registry.source(name))}")
@@ -134,8 +154,19 @@ def run(arguments: argparse.Namespace) -> None:
             option = f" --config {target}"  # with this profile, a file is read only if --config names it
         display(f"  {PROGRAM} doctor{option}  # checks everything that a build needs")
         display(f"  {PROGRAM} build-all{option}")
+    _print_warnings(warnings)
+
+
+def _print_warnings(warnings: list[str]) -> None:
     for line in warnings:
         print(f"WARNING: {line}", file=sys.stderr)
+
+
+def _agrees_to(question: str) -> bool:
+    try:
+        return input(f"{question} [Y/n] ").strip().lower() in ("", "y", "yes")
+    except EOFError:
+        return False
 
 
 def _list(arguments: argparse.Namespace) -> None:
@@ -191,28 +222,33 @@ def _describe_source(source: Source) -> str:
     return f"{source.source}: {', '.join([*paths, form] if form else paths)}"
 
 
-def _write(target: Path, text: str) -> tuple[Registry, list[str]]:
-    """Load the text as a configuration, write it to `target` in one step, and return its registry and warnings.
+def _load(target: Path, text: str) -> tuple[Registry, list[str]]:
+    """Load the text as the configuration in `target`, and return its registry and warnings.
 
     The text is loaded from a temporary file in the folder of `target`, because paths in the text are relative to this folder.
     """
     from niels_cache_assets.artifacts.input_problems import InputsError
-    from niels_cache_assets.disk.journal import write_atomically
     from niels_cache_assets.project.registry import load_registry
 
+    with (
+        _explain_unwritable(target),
+        tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.absolute().parent, prefix=".init_", suffix=".toml") as file,
+    ):
+        file.write(text)
+        file.flush()
+        try:
+            registry = load_registry(config=file.name)
+            return registry, _require_inputs(registry)
+        except InputsError:
+            raise
+        except NielsCacheError as error:
+            raise NielsCacheError(str(error).replace(file.name, str(target))) from error
+
+
+@contextmanager
+def _explain_unwritable(target: Path) -> Iterator[None]:
     try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.absolute().parent, prefix=".init_", suffix=".toml") as file:
-            file.write(text)
-            file.flush()
-            try:
-                registry = load_registry(config=file.name)
-                warnings = _require_inputs(registry)
-            except InputsError:
-                raise
-            except NielsCacheError as error:
-                raise NielsCacheError(str(error).replace(file.name, str(target))) from error
-        write_atomically(target, text.encode())
-        return registry, warnings
+        yield
     except OSError as error:
         raise NielsCacheError(f"{target}: cannot be written: {error.strerror}; choose another place with --out") from error
 

@@ -59,6 +59,9 @@ PARQUET_ROWS = 1024
 _BLANKS = " \t\n\r\x0b\f"  # ASCII blanks, as in bytes.isspace; a line of other blanks is not valid JSON
 _WHOLE_JSON = re.compile(r"\ufeff?\s*(\[|\{([^\n]*[,:{\[])?[ \t\r]*\n)")  # an array, or an object that the first line does not end
 _decode_json = json.JSONDecoder(object_pairs_hook=unique_keys).decode  # json.loads makes a decoder for each line
+LABELS = ("label", "kto_tag")  # the fields of KTO's labels, as trl and LLaMA-Factory name them
+# A label in CSV, as spreadsheets and pandas write it.
+_LABEL_VALUES: dict[str, int | None] = {"true": True, "false": False, "1": 1, "0": 0, "1.0": 1, "0.0": 0, "": None}
 SEARCH_LIMITS = 10_000, 1 << 25  # rows and characters without a field after which the field counts as missing
 
 
@@ -573,8 +576,14 @@ def arrow_rows(file: SourceFile, position: FilePosition | None = None, options: 
 
 
 def file_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> RowStream:
-    """Yield the rows of a file: Parquet, Arrow, CSV or JSON, according to its suffix."""
+    """Yield the rows of a file: Parquet, Arrow, CSV or JSON, according to its suffix. Labels of CSV become true and false, or 1 and 0."""
     name = file.name.lower()
     if name.endswith(CSV):
-        return csv_rows(file, position, options, on_delimiter=str)
+        return map(_with_label, csv_rows(file, position, options, on_delimiter=str))
     return (parquet_rows if name.endswith(".parquet") else arrow_rows if name.endswith(ARROW) else json_rows)(file, position, options)
+
+
+def _with_label(row: tuple[int, Values]) -> tuple[int, Values]:
+    values = row[1]
+    values.update((name, _LABEL_VALUES.get(str(values[name]).lower(), values[name])) for name in LABELS if name in values)
+    return row
