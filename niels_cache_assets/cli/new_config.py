@@ -77,7 +77,7 @@ def fit_vocabulary(text: str, registry: Registry, arguments: argparse.Namespace)
     settings = registry.tokenizer.model_copy(update={"sample_bytes": _SAMPLED // len(registry.sources)})
     with tempfile.TemporaryDirectory() as folder:
         sample = Path(folder, "sample")
-        spool_sample(replace(registry, tokenizer=settings), Path(folder), sample, {}, str)
+        spool_sample(replace(registry, tokenizer=settings), Path(folder), sample, {}, lambda line: None)
         found = sample.read_text(encoding="utf-8", errors="replace")
     words = Counter(found.split())
     pairs = Counter(word[start : start + 2] for word in words if len(word) > _LONG_WORD for start in range(0, len(word) - 1, 2))

@@ -207,7 +207,7 @@ def count_shared(shingles: Uints, others: Uints) -> int:
 
 
 @compiled
-def set_bits(hashes: Uints, shift: int, bits: Bytes) -> None:
+def set_bits(hashes: Uints, shift: np.uint64, bits: Bytes) -> None:
     """Set bit `hash >> shift` for each hash. Bit i is bit i % 8 of byte i // 8."""
     for value in hashes:
         slot = value >> shift

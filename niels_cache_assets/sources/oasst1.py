@@ -145,7 +145,8 @@ def _flattened(tree: dict[str, Any], file: str, row: int, report: SourceReport) 
         message_id = message.get("message_id")
         if not isinstance(message_id, str):
             message_id = ""  # `threads` leaves it out; with None its replies would become roots
-        yield Node(message_id, parent_id, tree_id, *map(message.get, ("text", "role", "lang", "deleted")), file, row)
+        text, role, lang, deleted = map(message.get, ("text", "role", "lang", "deleted"))
+        yield Node(message_id, parent_id, tree_id, text, role, lang, deleted, file, row)
         replies = message.get("replies") or []
         if isinstance(replies, list):
             stack.extend((reply, message_id) for reply in reversed(replies))

@@ -287,7 +287,8 @@ class Store:
         options = {"range": {"offset": start}} if start else {}
         with self._as_remote_errors(key):
             # as the chunks come, about 400 kB each: waiting for more of them would hide a store that sends almost nothing
-            yield from raise_if_stalled(self._obstore.get(self._remote, key, options=options).stream(min_chunk_size=1), f"{self.name_of(key)}: the store")
+            chunks = self._obstore.get(self._remote, key, options=options).stream(min_chunk_size=1)
+            yield from raise_if_stalled(chunks, f"{self.name_of(key)}: the store")
 
     def read_range(self, key: str, length: int, *, start: int = 0) -> ObjectRange:
         """Return the content of an object from byte `start` to `start` + `length` - 1, with one request.
