@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from itertools import product, starmap
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -288,7 +288,8 @@ class _Comparison(NamedTuple):
         return pa.array([None if None in pair else self.compare(*pair) for pair in pairs], pa.bool_())
 
     def may_be_true(self, limits: Limits) -> bool:
-        one, other = cast("list[Any]", [limits.get(side) if isinstance(side, _Column) else (side, side) for side in (self.one, self.other)])
+        sides: list[Any] = [limits.get(side) if isinstance(side, _Column) else (side, side) for side in (self.one, self.other)]
+        one, other = sides
         if one is None or other is None or self.compare is operator.ne:
             return True
         kinds = {None if limit != limit else _kind_of(limit) for limit in (*one, *other)}
