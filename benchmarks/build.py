@@ -48,7 +48,7 @@ import repository_path  # noqa: F401
 from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.disk.journal import Journal
-from niels_cache_assets.disk.writers import GrowingFile
+from niels_cache_assets.disk.writers import HashedFile
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
@@ -178,7 +178,7 @@ def build_with_journal(source: PretrainSource, tokenizer: SentencePieceTokenizer
 
     with (
         mock.patch.object(Journal, "record", timed(Journal.record)),
-        mock.patch.object(GrowingFile, "flush", timed(GrowingFile.flush)),
+        mock.patch.object(HashedFile, "flush", timed(HashedFile.flush)),
     ):
         build(source, tokenizer, folder, resume=Resume(fingerprint="benchmark", afresh=True))
     record_seconds.append(seconds_now)

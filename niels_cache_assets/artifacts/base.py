@@ -191,13 +191,16 @@ class BuildJob:
     @property
     def resume(self) -> Resume:
         """A request to a builder to keep a journal in this directory, and to resume from a journal that it finds there."""
-        resume = Resume(
-            fingerprint=self.fingerprint, log=self.log, afresh=self.force, identity=self.identity, record_seconds=self.record_seconds
+        lease, stored = self.lease, self.stored
+        of_lease: dict[str, Any] = {} if lease is None else {"attempt": lease.attempt, "check": lease.check, "keep": stored and stored.keep}
+        return Resume(
+            fingerprint=self.fingerprint,
+            log=self.log,
+            afresh=self.force,
+            identity=self.identity,
+            record_seconds=self.record_seconds,
+            **of_lease,
         )
-        if self.lease is None:
-            return resume
-        keep = None if self.stored is None else self.stored.keep
-        return dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check, keep=keep)
 
     def report(self, progress: Any) -> None:
         """Check the lease, which then records the progress, and pass the progress to `progress`.

@@ -64,7 +64,7 @@ from niels_cache_assets.corpus.layout import (
     documents_file,
 )
 from niels_cache_assets.corpus.prepared import document_files
-from niels_cache_assets.corpus.store import CorpusWriter, CorpusWriterState, is_corpus_file, write_counts, write_measures, write_rejected
+from niels_cache_assets.corpus.store import CorpusWriter, CorpusWriterState, is_corpus_file, write_json, write_measures, write_rejected
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, corpus_need, require_free_space
 from niels_cache_assets.disk.staging import finished_meta
@@ -422,7 +422,7 @@ class Corpus(RootArtifact):
             write_rejected(work.directory, counts.report.rows(), writer.files)
             write_measures(work.directory, counts.report, writer.files)
             if self.is_part:
-                write_counts(work.directory, counts.state(), writer.files)
+                write_json(work.directory, COUNTS_NAME, counts.state(), writer.files)
             meta = self.meta_of(work, counts, by_source, files=writer.files, content_sha256=writer.content_sha256)
         return WriteResult(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
 

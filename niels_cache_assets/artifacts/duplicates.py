@@ -17,7 +17,6 @@ killed job for a range resumes after the last band on the disk. A killed job for
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -47,7 +46,7 @@ from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.space import SpaceNeed
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
-from niels_cache_assets.disk.writers import Files, add_file
+from niels_cache_assets.disk.writers import Files, add_file, add_folder
 from niels_cache_assets.parts.attempts import PrunedPart, remove_target, targets_in
 from niels_cache_assets.parts.lease import hold_lease
 from niels_cache_assets.project.registry import Registry
@@ -237,20 +236,13 @@ class SearchStep(RootArtifact):
 
         required = self.required
         work.log(f"hashing the signatures of {', '.join(required.corpora)} in {format_count(self.ranges, 'range')}")
-        sums: dict[str, Any] = {}
-
-        def add_to_sum(name: str, data: Any) -> None:
-            sums.setdefault(name, hashlib.sha256()).update(data)
-
         with required.unchanged(self.root):
             inputs = CorpusInputs(self.registry, self.root, required.corpora)
             blocks = self._signatures(inputs, work.report)
-            settings = {"bands": self.bands, "rows": required.identity["rows"], "ranges": self.ranges}
-            write_hashes(blocks, **settings, folder=work.directory, wrote=add_to_sum)
-        sizes = {name: (work.directory / name).stat().st_size for name in sums}
-        return WriteResult(
-            meta=self._meta(work, {name: {"bytes": sizes[name], "sha256": found.hexdigest()} for name, found in sums.items()})
-        )
+            write_hashes(blocks, bands=self.bands, rows=required.identity["rows"], ranges=self.ranges, folder=work.directory)
+        files: Files = {}
+        add_folder(work.directory, files)
+        return WriteResult(meta=self._meta(work, files))
 
     def _signatures(self, inputs: CorpusInputs, progress: Callable[[Any], None]) -> Iterator[Signatures]:
         """Yield the signatures in the order of comparison, and report how many were read."""
@@ -349,14 +341,13 @@ class Duplicates(RootArtifact):
     def warning(self) -> str | None:
         return self.required.warning
 
-    def current_of(self, name: str, *, corpus: Meta, source: PretrainSource, seed: int) -> Meta:
+    def current_of(self, name: str, *, source: PretrainSource, seed: int) -> Meta:
         """Return the meta.json of the drop lists if they are current for the data set `name`.
 
-        The drop lists are current if a search would now make the same lists, with this corpus of `name`, split by `source` and `seed`.
+        The drop lists are current if a search would now make the same lists, with the corpus of `name` split by `source` and `seed`.
 
         Args:
             name: The name of the data set.
-            corpus: The meta.json of its corpus.
             source: Its table.
             seed: The seed of the split.
 
@@ -367,8 +358,6 @@ class Duplicates(RootArtifact):
         meta = finished_meta(folder)
         if meta is None:
             raise NielsCacheError(f"{folder}: no search for duplicates has been made yet; {_ADVICE}")
-        if meta["inputs"].get(name) != corpus["content_sha256"]:
-            raise NielsCacheError(f"{folder}: the duplicates were found before the corpus of {name!r} was last built; {_ADVICE}")
         if not self.matches(meta, self.identity()):
             raise NielsCacheError(f"{folder}: the duplicates were found {first_difference(meta, self.required.identity)}; {_ADVICE}")
         if meta["splits"][name] != splits:

@@ -8,7 +8,7 @@ missing. For a long blend the steps are compiled if numba is installed; this doe
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -133,40 +133,27 @@ def _number(word: str) -> float | None:
         return None
 
 
-def find_indices(plan: BlendPlan, *, root: Path) -> dict[str, str]:
-    """Return the existing indices of a plan as {hash: label}, up to the first missing index. This builds nothing.
-
-    It costs as much as `open_blend` with finished indices, because the lengths of all documents are hashed.
-    """
-    from niels_cache_runtime.megatron.blended import open_blend  # torch
-    from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
-
-    found: list[str] = []
-
-    class Finished(IndexCache):
-        def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[..., object]) -> dict[str, Any]:
-            directory = self.directory(kind, parameters)
-            arrays = open_arrays(directory)
-            found.append(directory.name)
-            return arrays
-
-    with suppress(NielsCacheError):  # an index or a data set is missing
-        open_blend(plan.paths, plan.weights, index_cache=Finished(index_folder(root)), **plan.settings)
-    return dict(zip(found, plan.index_labels, strict=False))
-
-
 def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
-    """Return whether every index of [blend.NAME] exists.
+    """Return whether every index of [blend.NAME] exists. This builds nothing.
 
-    The check costs as much as `find_indices`, or nothing if there is no index at all.
+    The check costs as much as `open_blend` with finished indices, because the lengths of all documents are hashed. It costs nothing if
+    there is no index at all.
     """
     if not any(path.is_dir() for path in index_folder(root).glob("*")):
         return False
+    from niels_cache_runtime.megatron.blended import open_blend  # torch
+    from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
+
+    class Finished(IndexCache):
+        def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[..., object]) -> dict[str, Any]:
+            return open_arrays(self.directory(kind, parameters))
+
     try:
         plan = blend_plan(registry, name, root=root)
-    except NielsCacheError:  # the folder of a member holds a different data set
+        open_blend(plan.paths, plan.weights, index_cache=Finished(index_folder(root)), **plan.settings)
+    except NielsCacheError:  # an index or a data set is missing, or the folder of a member holds a different data set
         return False
-    return len(find_indices(plan, root=root)) == len(plan.index_labels)
+    return True
 
 
 def prebuild(registry: Registry, plan: BlendPlan, *, root: Path, progress: OnIndexProgress | None = None) -> Outcome:

@@ -51,7 +51,7 @@ def open_prepared(
         meta=meta,
         source=source,
         seed=build.seed,
-        duplicates=duplicates.current_of(name, corpus=meta, source=source, seed=build.seed) if looks_for_duplicates else None,
+        duplicates=duplicates.current_of(name, source=source, seed=build.seed) if looks_for_duplicates else None,
         duplicates_directory=duplicates.directory,
     )
 

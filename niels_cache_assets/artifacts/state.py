@@ -13,7 +13,7 @@ from functools import partial, singledispatch
 from pathlib import Path
 from typing import Literal
 
-from niels_cache_assets.artifacts.base import Artifact, add_unmatched_ids
+from niels_cache_assets.artifacts.base import Artifact, add_unmatched_ids, kind_of, listed_name
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import PretrainCache, SftCache, SwitchedOff, check_files
@@ -84,8 +84,7 @@ class CacheState:
     """The state of one directory.
 
     Attributes:
-        name: The name of a data set. For an input of data sets, `tokenizer`, `corpus/NAME` or `corpus/duplicates`.
-        kind: The kind of artifact, which is the first part of its key.
+        key: The key of the artifact.
         directory: The directory.
         state: The state.
         advice: What to do. Empty if nothing needs to be done.
@@ -93,8 +92,7 @@ class CacheState:
         meta: Its meta.json. Empty if there is none, or none that can be read.
     """
 
-    name: str
-    kind: str
+    key: str
     directory: Path
     state: State
     advice: str = ""
@@ -102,9 +100,14 @@ class CacheState:
     meta: Meta = field(default_factory=dict, compare=False, repr=False)
 
     @property
-    def key(self) -> str:
-        """The key of the artifact."""
-        return f"{self.kind}/{self.name}" if self.kind in FAMILIES else self.name
+    def kind(self) -> str:
+        """The kind of artifact, which is the first part of its key."""
+        return kind_of(self.key)
+
+    @property
+    def name(self) -> str:
+        """The name of a data set. For everything else, such as `tokenizer` and `corpus/NAME`, the key."""
+        return listed_name(self.key)
 
     @property
     def condition(self) -> Condition:
@@ -119,11 +122,9 @@ class CacheState:
 
 def state_of(artifact: Artifact) -> CacheState:
     """Return the state of one artifact of a configuration. This costs one or two small reads, and a few more for a report or an index."""
-    kind = artifact.kind
-    spec = artifact.spec if isinstance(artifact, DatasetCache | SwitchedOff) and kind in FAMILIES else None
-    name = artifact.key if spec is None else spec.name
+    spec = artifact.spec if isinstance(artifact, DatasetCache | SwitchedOff) and artifact.kind in FAMILIES else None
     read = None if spec is None or spec.registry.build.store is None else spec.finished
-    return _state(name, kind, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact), read=read)
+    return _state(artifact.key, artifact.directory, partial(_evaluate, artifact), note=partial(_note, artifact), read=read)
 
 
 def _note(artifact: Artifact, meta: Meta) -> str | None:
@@ -237,7 +238,7 @@ def _(index: BlendIndex) -> Evaluation:
     """Return `in sync` if every index exists.
 
     The name of an index is the hash of everything that decides it, so an existing index is current. If a member of the blend or an index is
-    missing, the check costs nothing. Otherwise it costs as much as `find_indices`.
+    missing, the check costs nothing. Otherwise it costs as much as `is_prebuilt`.
     """
     members = index.registry.blend[index.name].weights
     missing_names = [member for member in members if not (dataset_dir(index.root, "pretrain", member) / META_NAME).exists()]
@@ -259,7 +260,7 @@ def _parts_summary(joined: JoinedCache | Corpus) -> str:
 def unlisted_corpus_state(name: str, *, root: Path) -> CacheState:
     """Return the state of a corpus that is not in the configuration."""
     directory = corpus_dir(root, name)
-    return _state(f"corpus/{name}", "corpus", directory, lambda: _evaluate_presence(directory, _CORPUS_KEYS, named=True))
+    return _state(f"corpus/{name}", directory, lambda: _evaluate_presence(directory, _CORPUS_KEYS, named=True))
 
 
 def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
@@ -277,17 +278,16 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
             _require_tokenizer(meta, root)
         return "built", ""
 
-    return _state(name, family, directory, evaluate, note=lambda meta: "; ".join(filter(None, [NOT_NAMED, _content_note(meta)])))
+    return _state(f"{family}/{name}", directory, evaluate, note=lambda meta: "; ".join(filter(None, [NOT_NAMED, _content_note(meta)])))
 
 
 def index_state(directory: Path) -> CacheState:
     """Return the state of one index. The index may belong to any blend."""
-    return _state(f"index/{directory.name}", "index", directory, lambda: _evaluate_presence(directory, ("kind", "files"), named=True))
+    return _state(f"index/{directory.name}", directory, lambda: _evaluate_presence(directory, ("kind", "files"), named=True))
 
 
 def _state(
-    name: str,
-    kind: str,
+    key: str,
     directory: Path,
     evaluate: Callable[[], Evaluation],
     *,
@@ -297,8 +297,7 @@ def _state(
     """Return a CacheState. An error while reading becomes a state, too.
 
     Args:
-        name: The name in the state.
-        kind: The kind of artifact.
+        key: The key of the artifact.
         directory: The directory.
         evaluate: Returns the state and the advice.
         note: Returns a note from the meta.json of a complete directory.
@@ -312,7 +311,7 @@ def _state(
         state, advice = "unreadable", str(error)
     except OSError as error:  # such as the folder of another user
         state, advice = "unreadable", f"{error.filename or directory}: {error.strerror or error}"
-    found = CacheState(name=name, kind=kind, directory=directory, state=state, advice=advice)
+    found = CacheState(key=key, directory=directory, state=state, advice=advice)
     if state in ("unreadable", "other data set"):
         return found
     with suppress(NielsCacheError, OSError):  # the file was replaced in the meantime, or has an invalid value

@@ -11,7 +11,7 @@ from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.disk.writers import Files, add_file
+from niels_cache_assets.disk.writers import Files, add_folder
 from niels_cache_assets.sources.errors import SourceUnavailableError
 from niels_cache_assets.tokenizer.hub import fetch_model, is_complete
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, built_model, local_settings, open_configured_model
@@ -171,8 +171,7 @@ class Tokenizer(RootArtifact):
             tokenizer = open_configured_model(settings, model_path)
             origin = {"trained_on": trained_on | measure_texts(beginnings, tokenizer)}
         files: Files = {}
-        for path in sorted(work.directory.iterdir()):
-            add_file(path, path.name, files)
+        add_folder(work.directory, files)
         library = LIBRARIES[tokenizer.kind]
         meta = {
             "kind": "tokenizer",

@@ -9,7 +9,7 @@ import numpy as np
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.table_file import TEXT_HASH
-from niels_cache_assets.disk.writers import Files, GrowingFile, NpyWriter, ShardWriter
+from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter, ShardWriter
 from niels_cache_assets.streaming.splits import SplitPart
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_name
 
@@ -72,7 +72,7 @@ class _SplitWriter:
         self.characters += part.characters
 
     @property
-    def unfinished(self) -> list[GrowingFile]:
+    def unfinished(self) -> list[HashedFile]:
         return [*self.shards.unfinished, self.doc_ends, self._spool]
 
     @property
@@ -150,7 +150,7 @@ class PretrainWriter:
             self._splits[split].write(part)
 
     @property
-    def unfinished(self) -> list[GrowingFile]:
+    def unfinished(self) -> list[HashedFile]:
         """The unfinished files."""
         return [file for writer in self._splits.values() for file in writer.unfinished]
 

@@ -16,7 +16,7 @@ from niels_cache_assets.chats.encoding import EncodedChat
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.table_file import sealing
-from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter
+from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.format.layout import (
     IDX_DTYPE,
@@ -69,8 +69,8 @@ class SftSpool:
         self.files: Files = {}
         self.examples, self.tokens, self._spans = state.examples, state.tokens, state.spans
 
-        def growing(name: str, resume_at: int) -> GrowingFile:
-            return GrowingFile(root, f"{SCRATCH_NAME}/{name}", resume_at=resume_at)
+        def growing(name: str, resume_at: int) -> HashedFile:
+            return HashedFile(root, f"{SCRATCH_NAME}/{name}", resume_at=resume_at)
 
         self._ids = growing("tokens.bin", state.tokens * dtype.itemsize)
         self._sizes = growing("sizes.bin", state.examples * sides * 2 * IDX_DTYPE.itemsize)  # the tokens and the spans of each side

@@ -229,11 +229,12 @@ def first_difference(meta: Meta, required: dict[str, Any]) -> str:
     """
     if any(meta[key] != required[key] for key in ("settings", "bands", "rows")):
         return "with other settings of [dedup]"
+    for name in required["order"]:
+        if any(meta[key].get(name) != required[key][name] for key in ("inputs", "signatures")):
+            return f"before the present corpus of {name!r} was made"
     if meta["order"] != required["order"]:
         return f"among {', '.join(meta['order'])} in this order, not {', '.join(required['order'])}"
     for name in required["order"]:
-        if any(meta[key][name] != required[key][name] for key in ("inputs", "signatures")):
-            return f"before the present corpus of {name!r} was made"
         if meta["splits"][name] != required["splits"][name]:
             return f"for splits of {name!r} by {meta['splits'][name]}, not {required['splits'][name]}"
     if meta["missing"] != required["missing"]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -26,7 +26,7 @@ from niels_cache_assets.base.documents import NO_SPLIT, Document, DocumentBatch,
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.corpus.identity import require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import documents_file, duplicates_file
-from niels_cache_assets.disk.table_file import rows_of
+from niels_cache_assets.disk.table_file import open_table, rows_of
 from niels_cache_assets.sources.reading.rows import column_values
 from niels_cache_assets.sources.text_column import pass_facts, text_field_fact
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
@@ -37,6 +37,7 @@ from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 _COLUMNS = ["text", "source_id", "file", "row", "title"]
 
@@ -301,18 +302,9 @@ def document_files(directory: Path, meta: Meta) -> list[Path]:
     return [directory / documents_file(index) for index in range(count)]
 
 
-@contextmanager
-def open_documents(path: Path) -> Iterator[Any]:
-    """Yield a pyarrow.parquet.ParquetFile. An error while reading becomes one line that names the file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as parquet:
-            yield parquet
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise NielsCacheError(f"{path}: cannot be read ({reason}); prepare this data set again with force") from error
+def open_documents(path: Path) -> AbstractContextManager[pq.ParquetFile]:
+    """Open a file of a corpus."""
+    return open_table(path, "prepare this data set again with force")
 
 
 def document_rows(paths: Sequence[Path], ordinals: Ints, columns: Sequence[str]) -> Iterator[tuple[Ints, pa.Table]]:
@@ -337,7 +329,7 @@ def document_rows(paths: Sequence[Path], ordinals: Ints, columns: Sequence[str])
 
 
 @contextmanager
-def _open_part(path: Path, meta: Meta) -> Iterator[Any]:
+def _open_part(path: Path, meta: Meta) -> Iterator[pq.ParquetFile]:
     """Yield an open file of the corpus with this meta.json. One check after opening is enough, because an open file does not change."""
     with _explain_replaced(path.parent, meta), open_documents(path) as parquet:
         require_unchanged(path.parent, meta)

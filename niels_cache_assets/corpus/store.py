@@ -34,7 +34,7 @@ from niels_cache_assets.corpus.layout import (
 )
 from niels_cache_assets.disk.journal import SCRATCH_NAME, write_atomically
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
-from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, add_file
+from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter, add_file
 from niels_cache_runtime.format.layout import META_NAME
 
 if TYPE_CHECKING:
@@ -127,9 +127,8 @@ class CorpusWriter:
         self._text_bytes = 0  # bytes of text in the open file, without the waiting rows
         self._waiting: list[tuple[Any, ...]] = []  # rows of DOCUMENTS
         self._waiting_bytes = 0
-        self._hashes_files = self.files if hashes_stay else {}
-        hashes_name = HASHES_NAME if hashes_stay else _HASHES_NAME
-        self._hashes = HashedFile(root, hashes_name, self._hashes_files, resume_at=self.documents * _HASH_BYTES)
+        name, listed = (HASHES_NAME, self.files) if hashes_stay else (_HASHES_NAME, None)
+        self._hashes = HashedFile(root, name, listed, resume_at=self.documents * _HASH_BYTES)
         arrays = ((DIGESTS_NAME, "u1", DIGEST_BYTES), (SIGNATURES_NAME, "<u4", num_perm)) if num_perm is not None else ()
         self._arrays = [
             NpyWriter(root, name, np.dtype(dtype), self.files, width=width, resume_at=self.documents) for name, dtype, width in arrays
@@ -165,7 +164,7 @@ class CorpusWriter:
             self._add(self.documents, row)
             self.documents += 1
         if rows:
-            self._spool = self._spool or HashedFile(self._root, _spool_name(self._finished_tables), {})
+            self._spool = self._spool or HashedFile(self._root, _spool_name(self._finished_tables))
             width = len(self._columns) - 1  # without the ordinal
             self._spool.append("".join(f"{json.dumps(row[:width])}\n" for row in rows).encode())
         if self._text_bytes < TEXT_BYTES_PER_FILE:
@@ -188,10 +187,10 @@ class CorpusWriter:
         with open(self._root / name, encoding="ascii") as lines:
             for ordinal, line in enumerate(lines, start=state.documents - state.open_rows):
                 self._add(ordinal, DocumentRow(*json.loads(line)))
-        self._spool = HashedFile(self._root, name, {}, resume_at=(self._root / name).stat().st_size)
+        self._spool = HashedFile(self._root, name, resume_at=(self._root / name).stat().st_size)
 
     @property
-    def unfinished(self) -> list[GrowingFile]:
+    def unfinished(self) -> list[HashedFile]:
         """The unfinished files, except that of documents."""
         return [*self._growing, *([self._spool] if self._spool is not None else [])]
 
@@ -251,18 +250,14 @@ def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) 
         table.write_group([row[name] for row in all_rows] for name in REJECTED)
 
 
-def write_counts(root: Path, state: Mapping[str, Any], files: Files) -> None:
-    """Write the counts of a part (CorpusCounts.state)."""
-    _write_json(root, COUNTS_NAME, state, files)
-
-
 def write_measures(root: Path, report: CleaningReport, files: Files) -> None:
     """Write what the filters measured, if the report has it. No fingerprint and no `content_sha256` depends on this file."""
     if report.measures is not None:
-        _write_json(root, MEASURES_NAME, report.measures.state(), files)
+        write_json(root, MEASURES_NAME, report.measures.state(), files)
 
 
-def _write_json(root: Path, name: str, value: Mapping[str, Any], files: Files) -> None:
+def write_json(root: Path, name: str, value: Mapping[str, Any], files: Files) -> None:
+    """Write a file of JSON."""
     write_atomically(root / name, json.dumps(value, sort_keys=True).encode())
     add_file(root / name, name, files)
 

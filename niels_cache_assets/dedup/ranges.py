@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,9 +39,6 @@ _U64 = np.uint64
 _BYTES = 8
 _NONE = _U64(np.iinfo(_U64).max)  # no next document
 _HEADER = 2  # numbers before the columns of a file of rows: how many windows and rows there are
-
-OnWritten = Callable[[str, Any], None]
-"""A function that takes the name of a file, and the bytes that were written to its end."""
 
 KeptDocuments = tuple[Uint32s, Array]
 """Documents that were kept: (bucket, document), both (n,). The documents of a bucket are in the order in which they were kept."""
@@ -155,9 +151,7 @@ def hashes_bytes(documents: int, *, bands: int) -> int:
     return documents * (DIGEST_BYTES + 2 * _BYTES * (bands + 1))
 
 
-def write_hashes(
-    signatures: Iterable[Signatures], *, bands: int, rows: int, ranges: int, folder: Path, wrote: OnWritten = lambda name, data: None
-) -> int:
+def write_hashes(signatures: Iterable[Signatures], *, bands: int, rows: int, ranges: int, folder: Path) -> int:
     """Write the digests, and for each band and range the pairs (document, hash), (n, 2) uint64.
 
     Band 0 is that of the digests. Documents without shingles have no hash in the other bands.
@@ -168,7 +162,6 @@ def write_hashes(
         rows: Number of slots in a band.
         ranges: Number of ranges.
         folder: Folder for the files.
-        wrote: Called for everything that was written; by default does nothing.
 
     Returns:
         The number of documents.
@@ -176,14 +169,11 @@ def write_hashes(
     for band in range(bands + 1):
         for number in range(ranges):
             (folder / hashes_name(band, number)).write_bytes(b"")
-            wrote(hashes_name(band, number), b"")
-    wrote(DIGESTS, b"")
     documents = 0
     with open(folder / DIGESTS, "wb") as digests_file:
         for block in signatures:
             digests = np.ascontiguousarray(block.digests)
             digests_file.write(digests.data)
-            wrote(DIGESTS, digests.data)
             ordinals = np.arange(documents, documents + len(digests), dtype=_U64)
             # Eight bytes distinguish digests, except in a deliberate collision. greedy.py compares all twenty bytes.
             first_bytes = np.ascontiguousarray(digests[:, :8]).view(np.uint64)[:, 0]
@@ -191,19 +181,17 @@ def write_hashes(
                 pairs = np.stack([ordinals, hashes], axis=1)[(hashes != NO_BUCKET) | (band == 0)]
                 numbers = ((pairs[:, 1] >> _U64(32)) * _U64(ranges)) >> _U64(32)  # a range is an equal share of all 64-bit numbers
                 order = np.argsort(numbers, kind="stable")
-                _append(folder, partial(hashes_name, band), pairs[order], numbers[order].astype(np.int64), wrote)
+                _append(folder, partial(hashes_name, band), pairs[order], numbers[order].astype(np.int64))
             documents += len(digests)
     return documents
 
 
-def _append(folder: Path, name_of: Callable[[int], str], rows: Uints, targets: Ints, wrote: OnWritten = lambda name, data: None) -> None:
+def _append(folder: Path, name_of: Callable[[int], str], rows: Uints, targets: Ints) -> None:
     """Append each row to the file of its target. Targets ascend."""
     begin = 0
     for end in (np.flatnonzero(np.diff(targets, append=-1)) + 1).tolist():
-        name = name_of(int(targets[begin]))
-        with open(folder / name, "ab") as file:
+        with open(folder / name_of(int(targets[begin])), "ab") as file:
             file.write(rows[begin:end].data)
-        wrote(name, rows[begin:end].data)
         begin = end
 
 

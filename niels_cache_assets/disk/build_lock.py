@@ -15,40 +15,16 @@ from niels_cache_assets.disk.journal import partial_directory, read_journal, rea
 from niels_cache_assets.disk.space import disk_error_message
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import LockOwner, hold_lock, lock_owner, sync
-from niels_cache_runtime.format.layout import (
-    CHAT_TEMPLATE_NAME,
-    META_NAME,
-    SPLITS,
-    TOKENIZER_MODEL_NAMES,
-    TOKENIZER_SIDE_NAMES,
-    VAL_TEXTS,
-    doc_ends_name,
-    documents_folder,
-    documents_name,
-    examples_name,
-    idx_name,
-    target_ends_name,
-    targets_name,
-    tokens_name,
-)
+from niels_cache_runtime.format.layout import SPLITS, VAL_TEXTS, documents_folder, is_cache_file, is_tokenizer_file
 from niels_cache_runtime.format.safe_open import require_utf8
 
 _WAIT_SECONDS = 0.2
-_NAMES_BY_SPLIT = (doc_ends_name, documents_folder, documents_name, tokens_name, idx_name, targets_name, target_ends_name, examples_name)
-_TOKENIZER_NAMES = {*TOKENIZER_MODEL_NAMES.values(), *TOKENIZER_SIDE_NAMES}
-_CACHE_NAMES = {
-    META_NAME,
-    CHAT_TEMPLATE_NAME,
-    VAL_TEXTS,
-    *_TOKENIZER_NAMES,
-    *SPLITS,
-    *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS),
-}
+_FOLDERS = (VAL_TEXTS, *SPLITS, *map(documents_folder, SPLITS))
 
 
 def is_cache_name(name: str) -> bool:
     """Return whether caches or tokenizers contain a file or folder with this name."""
-    return name in _CACHE_NAMES
+    return name in _FOLDERS or is_cache_file(name) or is_tokenizer_file(name)
 
 
 class BuildStatus(NamedTuple):
@@ -94,12 +70,13 @@ def lock_target(
         BusyError: If another build of `target` is running and `wait` is False.
         NielsCacheError: For the other reasons of `atomic_directory`.
     """
-    target, waited = real_path(target), False
+    target, last = real_path(target), list[LockOwner]()
 
     def wait_for(writer: LockOwner) -> None:
-        nonlocal waited
-        waited = True
-        _wait_until_free(target, writer, log)
+        if last != [writer]:
+            log(f"waiting for the other build of {target}: {writer}")
+            last[:] = [writer]
+        time.sleep(_WAIT_SECONDS)
 
     with ExitStack() as stack:
         try:
@@ -107,26 +84,7 @@ def lock_target(
             stack.enter_context(hold_lock(target, wait=wait_for if wait else None))
         except OSError as error:
             raise NielsCacheError(f"{disk_error_message(error, target)}; {state_of(target)}: {target}") from error
-        yield waited
-
-
-def _wait_until_free(target: Path, writer: LockOwner | None, log: Callable[[str], None]) -> None:
-    """Wait until no process builds `target` (`--wait`). Each process that builds it is logged once.
-
-    `artifacts/materialize.py` then checks again whether a build is still needed.
-
-    Args:
-        target: The directory.
-        writer: The process that is building it now.
-        log: Called with a line about each such process.
-    """
-    logged: LockOwner | None = None
-    while writer is not None:
-        if writer != logged:
-            log(f"waiting for the other build of {target}: {writer}")
-            logged = writer
-        time.sleep(_WAIT_SECONDS)
-        writer = lock_owner(target)
+        yield bool(last)
 
 
 def require_target(target: Path, is_ours: Callable[[str], bool]) -> None:

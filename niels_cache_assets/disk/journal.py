@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -29,7 +28,7 @@ from niels_cache_assets.base.defaults import RECORD_SECONDS
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.identity import Identity, as_recorded, differences
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import partial_path, sync
+from niels_cache_runtime.format.commit import partial_path, remove, sync
 from niels_cache_runtime.format.meta_keys import is_count
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
@@ -392,10 +391,7 @@ def clear_directory(directory: Path) -> None:
         journal.unlink()
         sync(directory)
     for path in directory.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        remove(path)
 
 
 def partial_directory(target: str | Path) -> Path:

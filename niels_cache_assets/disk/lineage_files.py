@@ -16,7 +16,7 @@ import numpy as np
 
 from niels_cache_assets.base.strings import Strings, arrow_array, int64_array
 from niels_cache_assets.disk.table_file import ParquetWriter, arrow_schema
-from niels_cache_assets.disk.writers import Files, GrowingFile
+from niels_cache_assets.disk.writers import Files, HashedFile
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ROWS_PER_GROUP = 65_536
 
 
-class RowSpool(GrowingFile):
+class RowSpool(HashedFile):
     """A file of rows that can be read from the start at any time.
 
     Args:

@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from rich.filesize import decimal as file_size
 
 from niels_cache_assets.disk.journal import partial_directory
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.reading import find_files
 
 BYTES_PER_TOKEN = 4  # bytes of text for one token, roughly
 _MAX_BYTES_PER_TOKEN = 16  # bytes of text for one token, at most: no trained piece is longer
@@ -52,14 +53,14 @@ class SpaceNeed:
 
 
 def pretrain_need(
-    *, train_tokens: int | None, val_tokens: int | None, token_bytes: int, text_bytes: int | None, exact: bool
+    *, token_bytes: int, train_tokens: int | None = None, val_tokens: int | None = None, text_bytes: int | None = None, exact: bool = False
 ) -> SpaceNeed | None:
     """Return the disk space that a pretrain cache needs, or None if it is unknown.
 
     Args:
+        token_bytes: The size of a token in bytes.
         train_tokens: The budget of train. None means the whole source.
         val_tokens: The budget of val. None means the whole source.
-        token_bytes: The size of a token in bytes.
         text_bytes: The size of the source's text in bytes, or None if unknown.
         exact: Whether `text_bytes` is exact. Otherwise it is only an upper bound.
     """
@@ -183,9 +184,4 @@ def free_bytes(target: Path) -> int:
 
 def bytes_below(folder: Path) -> int:
     """Return the total size of all files in the folder in bytes, or 0 if it does not exist."""
-    count = 0
-    for below, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):  # another process may have removed the file
-                count += os.path.getsize(os.path.join(below, name))
-    return count
+    return sum(find_files(folder).sizes.values())

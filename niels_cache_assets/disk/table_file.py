@@ -99,6 +99,26 @@ def sealing(writer: Sealable) -> Iterator[Sealable]:
         raise
 
 
+@contextmanager
+def open_table(path: Path, advice: str) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file of ours.
+
+    Raises:
+        NielsCacheError: If the file is missing, or if it cannot be read at any time in the block. The message ends with the advice.
+    """
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
+            yield parquet
+    except FileNotFoundError as error:
+        raise NielsCacheError(f"{path}: no such file; {advice}") from error
+    except (OSError, pyarrow.ArrowException) as error:
+        raise NielsCacheError(
+            f"{path}: cannot be read: not a readable parquet file (cut short?): {str(error).splitlines()[0]}; {advice}"
+        ) from error
+
+
 class LineageFile(NamedTuple):
     """A Parquet file of lineage.
 
@@ -120,21 +140,14 @@ class LineageFile(NamedTuple):
         Raises:
             NielsCacheError: If the file is missing or has a wrong number of rows, or if it cannot be read at any time in the block.
         """
-        import pyarrow.parquet
-
-        try:
-            with pyarrow.parquet.ParquetFile(self.path, pre_buffer=False) as parquet:
-                found = parquet.metadata.num_rows
-                if self.rows not in (None, found):
-                    raise NielsCacheError(f"{self.path}: has {found:,} rows, but meta.json says {self.rows:,}; rebuild this data set")
-                missing = [name for name in columns if name not in parquet.schema_arrow.names]
-                if missing:
-                    raise NielsCacheError(f"{self.path}: has no column {missing[0]!r}; rebuild this data set")
-                yield parquet
-        except FileNotFoundError as error:
-            raise NielsCacheError(f"{self.path}: no such file; rebuild this data set") from error
-        except (OSError, pyarrow.ArrowException) as error:
-            raise NielsCacheError(f"{self.path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
+        with open_table(self.path, "rebuild this data set") as parquet:
+            found = parquet.metadata.num_rows
+            if self.rows not in (None, found):
+                raise NielsCacheError(f"{self.path}: has {found:,} rows, but meta.json says {self.rows:,}; rebuild this data set")
+            missing = [name for name in columns if name not in parquet.schema_arrow.names]
+            if missing:
+                raise NielsCacheError(f"{self.path}: has no column {missing[0]!r}; rebuild this data set")
+            yield parquet
 
 
 def lineage_files(path: Path, meta: Meta | None = None) -> list[LineageFile]:

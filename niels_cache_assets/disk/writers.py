@@ -33,12 +33,13 @@ def require_shard_bytes(shard_bytes: int, dtype: np.dtype) -> None:
         )
 
 
-class GrowingFile:
+class HashedFile:
     """A file that grows at its end and is hashed at the same time.
 
     Args:
         root: The folder of the data set.
         relative: The path of the file, relative to `root`.
+        files: Gets the size and the sha256 of the file when it is sealed. None for a file that meta.json does not list.
         resume_at: The number of bytes to keep. The journal has already truncated the file to this size. A resumed file is read again to
             hash it.
         header: The number of bytes at the start that are not hashed, because they are overwritten at the end.
@@ -47,8 +48,8 @@ class GrowingFile:
         bytes: The number of bytes so far.
     """
 
-    def __init__(self, root: Path, relative: str, *, resume_at: int = 0, header: int = 0) -> None:
-        self.path, self.relative = root / relative, relative
+    def __init__(self, root: Path, relative: str, files: Files | None = None, *, resume_at: int = 0, header: int = 0) -> None:
+        self.path, self.relative, self._files = root / relative, relative, files
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Existing bytes stay until they are overwritten: after a kill, the file must still have the bytes of the last record.
         self.file: BinaryIO = open(self.path, "r+b" if self.path.exists() else "wb")  # noqa: SIM115  (closed by seal or abandon)
@@ -83,22 +84,13 @@ class GrowingFile:
     def seal(self) -> None:
         """Flush the file to disk, and close it."""
         sync_and_close(self.file)
+        if self._files is not None:
+            sha256 = sha256_file(self.path) if self.header else self.sha256
+            self._files[self.relative] = {"bytes": self.bytes, "sha256": sha256}
 
     def abandon(self) -> None:
         with suppress(OSError):  # the error of the write was raised already
             self.file.close()
-
-
-class HashedFile(GrowingFile):
-    """A file that is written from start to end. Sealing it adds its size and its sha256 to `files`."""
-
-    def __init__(self, root: Path, relative: str, files: Files, *, resume_at: int = 0) -> None:
-        super().__init__(root, relative, resume_at=resume_at)
-        self._files = files
-
-    def seal(self) -> None:
-        super().seal()
-        self._files[self.relative] = {"bytes": self.bytes, "sha256": self.sha256}
 
 
 class ShardWriter:
@@ -161,7 +153,7 @@ class ShardWriter:
         return shard
 
 
-class NpyWriter(GrowingFile):
+class NpyWriter(HashedFile):
     """A .npy file whose length is not known in advance: the header is written last, into reserved space.
 
     Args:
@@ -174,10 +166,11 @@ class NpyWriter(GrowingFile):
     """
 
     def __init__(self, root: Path, relative: str, dtype: np.dtype, files: Files, *, width: int | None = None, resume_at: int = 0) -> None:
-        self._dtype, self._files = dtype, files
+        self._dtype = dtype
         self._row = () if width is None else (width,)
         written_bytes = resume_at * dtype.itemsize * (width or 1)
-        super().__init__(root, relative, resume_at=written_bytes + NPY_HEADER_BYTES if written_bytes else 0, header=NPY_HEADER_BYTES)
+        resume_at_byte = written_bytes + NPY_HEADER_BYTES if written_bytes else 0
+        super().__init__(root, relative, files, resume_at=resume_at_byte, header=NPY_HEADER_BYTES)
         if not written_bytes:
             self.append(bytes(NPY_HEADER_BYTES))
         self.items = resume_at
@@ -193,12 +186,17 @@ class NpyWriter(GrowingFile):
         np.lib.format.write_array_header_1_0(self.file, description)
         assert self.file.tell() == NPY_HEADER_BYTES  # numpy pads its headers so that a longer shape still fits
         super().seal()
-        add_file(self.path, self.relative, self._files)
 
 
 def add_file(path: Path, relative: str, files: Files) -> None:
     """Add the size and the sha256 of a finished file to `files`. This reads the whole file."""
     files[relative] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def add_folder(folder: Path, files: Files) -> None:
+    """Add the files in a folder to `files`. This reads all of them."""
+    for path in sorted(folder.iterdir()):
+        add_file(path, path.name, files)
 
 
 def sync_and_close(file: BinaryIO) -> None:

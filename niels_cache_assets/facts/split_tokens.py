@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_runtime.cache.mmap import MappedTokens, Offsets, map_example_starts, map_offsets
+from niels_cache_runtime.cache.mmap import MappedTokens, Offsets, map_example_starts, map_offsets, slice_pieces
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     SIDES,
@@ -118,13 +118,8 @@ class SplitTokens:
 
         The result is a view if all tokens are in one file, otherwise a copy.
         """
-        pieces: list[Tokens] = []
         number, begin = self._shard_at(start)
-        for shard in self.shards[number:]:
-            if count <= 0:
-                break
-            pieces.append(shard[start - begin : start - begin + count])
-            start, count, begin = start + len(pieces[-1]), count - len(pieces[-1]), begin + len(shard)
+        pieces = [*slice_pieces(self.shards[number:], start - begin, start - begin + count)]
         return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, dtype=self.dtype), *pieces])
 
     def read_ranges(self, starts: Ints, stops: Ints) -> list[Tokens]:

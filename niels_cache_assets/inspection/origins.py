@@ -1,12 +1,11 @@
 """The origin of the tokens in a row of a batch: the documents in the row, with their lineage (source id, file and row) and text.
 
-The runtime traces every token of a batch, and `row_of` makes a `BatchRow` from this trace. Source ids come from the lineage parquet file.
+The runtime traces every token of a batch, and a `BatchRow` is a row of this trace. Source ids come from the lineage parquet file.
 Text comes from the tokenizer of the cache root. Both are opened once per data set. If the lineage or the tokenizer is missing, a note
 reports this, and everything else is still shown.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -20,68 +19,41 @@ from niels_cache_assets.tokenizer.kinds import TextTokenizer, built_model
 from niels_cache_runtime.cache.opening import current_tokenizer_sha256
 from niels_cache_runtime.format.layout import META_NAME, Ints, Split, Tokens, documents_name, examples_name, tokenizer_dir, tokens_name
 from niels_cache_runtime.format.meta import read_meta
-from niels_cache_runtime.loader.trace import BatchTrace
-
-UNKNOWN = -1  # as a file, this value means padding; as a document, it means that the document is not known
+from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin
 
 
 class Segment(NamedTuple):
-    """Columns first..last-1 of a row: consecutive tokens of one document in one file, or padding if `file` is UNKNOWN."""
+    """Columns first..last-1 of a row: consecutive tokens of one document in one file, or padding. `origin` is that of the first token."""
 
     first: int
     last: int
-    file: int
-    offset: int
-    document: int
-    document_offset: int
+    origin: TokenOrigin
 
     @property
     def is_padding(self) -> bool:
-        return self.file == UNKNOWN
+        return self.origin.file is None
+
+
+class BatchRow(NamedTuple):
+    """A row of a batch: the trace of the batch, and the number of the row, 0..B-1."""
+
+    trace: BatchTrace
+    number: int
 
     @property
-    def is_in_document(self) -> bool:
-        return self.document != UNKNOWN
+    def tokens(self) -> Tokens:
+        return self.trace.tokens[self.number]
 
-
-@dataclass(frozen=True, kw_only=True)
-class BatchRow:
-    """A row of a batch: the number of its sample, its T+1 tokens, and the origin of each token as in `source.TokenOrigins`."""
-
-    number: int
-    dataset: str
-    epoch: int
-    sample: int
-    tokens: Tokens
-    files: Ints
-    offsets: Ints
-    documents: Ints
-    document_offsets: Ints
+    def origin(self, column: int = 0) -> TokenOrigin:
+        """Return the origin of one token. All tokens of a row have the same data set, epoch and sample."""
+        return self.trace.token(self.number, column)
 
     @property
     def segments(self) -> list[Segment]:
         """Segments of the row. A new segment starts at each change of document or file."""
-        changes = (np.diff(self.documents) != 0) | (np.diff(self.files) != 0)
+        changes = (np.diff(self.trace.documents[self.number]) != 0) | (np.diff(self.trace.files[self.number]) != 0)
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self.tokens)]
-        return [
-            Segment(first, last, *(int(values[first]) for values in (self.files, self.offsets, self.documents, self.document_offsets)))
-            for first, last in pairwise(edges)
-        ]
-
-
-def row_of(trace: BatchTrace, number: int) -> BatchRow:
-    """Return row `number`, 0..B-1, of a batch."""
-    return BatchRow(
-        number=number,
-        dataset=trace.names[trace.dataset_ids[number]],
-        epoch=int(trace.epochs[number]),
-        sample=int(trace.numbers[number]),
-        tokens=trace.tokens[number],
-        files=trace.files[number],
-        offsets=trace.offsets[number],
-        documents=trace.documents[number],
-        document_offsets=trace.document_offsets[number],
-    )
+        return [Segment(first, last, self.origin(first)) for first, last in pairwise(edges)]
 
 
 class TracedCache:
@@ -90,15 +62,14 @@ class TracedCache:
     Args:
         name: Name of the data set.
         folder: Folder of the split on this machine.
-        files: Token files of the split.
         documents: Ordinals of the documents to look up.
 
     Raises:
         NielsCacheError: If a lineage or tokenizer exists but cannot be read.
     """
 
-    def __init__(self, name: str, folder: str | Path, files: tuple[str, ...], documents: Ints) -> None:
-        self.name, self.folder, self._files = name, str(folder), files
+    def __init__(self, name: str, folder: str | Path, documents: Ints) -> None:
+        self.name, self.folder = name, str(folder)
         self._split = Path(folder).absolute()
         split = cast(Split, self._split.name)  # a bare folder may have any name
         packs = (self._split.parent / tokens_name(split)).exists()
@@ -112,7 +83,7 @@ class TracedCache:
         path = self._split.parent / file
         missing = [table.path for table in lineage_files(path) if not table.path.exists()]
         if not missing:
-            return read_lineage(path, documents[documents != UNKNOWN].tolist())
+            return read_lineage(path, documents[documents >= 0].tolist())
         self.notes.append(f"{self.name}: source ids are unknown, because there is no {missing[0]}")
         return {}
 
@@ -134,12 +105,12 @@ class TracedCache:
             return " ".join(map(str, tokens))
         if first >= last:
             return ""
-        begins = row.document_offsets[first] == 0 or (first > 0 and int(row.tokens[first - 1]) in self._special)
+        begins = row.origin(first).document_offset == 0 or (first > 0 and int(row.tokens[first - 1]) in self._special)
         return as_text(tokens, self.tokenizer, continues=not begins)
 
-    def file(self, index: int) -> str:
-        """Return the path of a token file, relative to the folder of the data set."""
-        return Path(self._files[index]).absolute().relative_to(self._split.parent).as_posix()
+    def file(self, origin: TokenOrigin) -> str:
+        """Return the path of the file with a token, relative to the folder of the data set."""
+        return Path(str(origin.file)).absolute().relative_to(self._split.parent).as_posix()
 
 
 def caches_of(trace: BatchTrace, numbers: Sequence[int], *, beside: Callable[[str], Path]) -> dict[str, TracedCache]:
@@ -153,7 +124,7 @@ def caches_of(trace: BatchTrace, numbers: Sequence[int], *, beside: Callable[[st
     shown = trace.dataset_ids[list(numbers)]
     return {
         trace.names[source]: TracedCache(
-            trace.names[source], beside(trace.folders[source]), trace.file_names[source], trace.documents[list(numbers)][shown == source]
+            trace.names[source], beside(trace.folders[source]), trace.documents[list(numbers)][shown == source]
         )
         for source in np.unique(shown).tolist()
     }

@@ -9,6 +9,7 @@ commit.
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +24,6 @@ from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, lock_path, old_path, remove, sync
 
-_BLOCK_BYTES = 1 << 22
 _COMPANION = re.compile(r"\.(.+?)\.(?:lock|lease|old|journal|(?:partial|gone)(?:\.\d+)?)")  # see format/commit.py and disk/attempts.py
 
 
@@ -148,12 +148,10 @@ def _copy_recorded(source: Path, recorded: JournalRecord, partial: Path, attempt
 
 def _copy(source: Path, copy: Path, size: int) -> None:
     """Copy the first `size` bytes of a file, and flush them to disk."""
-    with open(source, "rb") as old, open(copy, "wb") as new, name_path(copy):
-        while size and (block := old.read(min(size, _BLOCK_BYTES))):
-            new.write(block)
-            size -= len(block)
-        new.flush()
-        os.fsync(new.fileno())
+    with name_path(copy):
+        shutil.copyfile(source, copy)
+        os.truncate(copy, size)
+        sync(copy)
 
 
 def _remove_attempts(target: Path, before: int) -> None:

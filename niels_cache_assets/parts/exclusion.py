@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
+from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.disk.staging import finished_meta
@@ -148,15 +149,14 @@ def _read(path: Path, excluded: Collection[str]) -> Iterator[tuple[str, str]]:
 def _recorded_ids(path: Path, digest: str) -> Mapping[str, list[Any]]:
     """Return what was found for this list, by the sha256 of a lineage file."""
     try:
-        status = os.stat(path)
-        recorded_digest, found = _recorded(path, status.st_ino, status.st_mtime_ns)
+        recorded_digest, found = _recorded(path, path_stamp(path))
     except (OSError, ValueError, KeyError, TypeError):  # missing or damaged
         return {}
     return found if recorded_digest == digest else {}
 
 
 @lru_cache(maxsize=8)
-def _recorded(path: Path, inode: int, changed_ns: int) -> tuple[str, dict[str, list[Any]]]:
+def _recorded(path: Path, stamp: object) -> tuple[str, dict[str, list[Any]]]:
     recorded = json.loads(path.read_bytes())
     found = {sha256: [(str(source_id), str(file)) for source_id, file in each] for sha256, each in recorded["found"].items()}
     return recorded["ids"], found

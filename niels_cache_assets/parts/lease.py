@@ -38,7 +38,17 @@ from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.facts.progress import BuildProgress, SpeedEstimate, SpeedMeter
 from niels_cache_assets.project.running import ClusterSettings
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import UNKNOWN, BusyError, LockOwner, LockRefusedError, hold_lock, lock_owner, sync
+from niels_cache_runtime.format.commit import (
+    UNKNOWN,
+    BusyError,
+    LockOwner,
+    LockRefusedError,
+    hold_lock,
+    is_same_file,
+    lock_owner,
+    sync,
+    try_lock,
+)
 
 LOCK_SECONDS = 0.5  # how long a new holder tries to lock its own file, because others try it for an instant
 _RECORD_BYTES = 2048  # every record is padded to this size, so it can be overwritten in place and its lock stays
@@ -190,14 +200,11 @@ def holds_lock(target: Path, attempt: int) -> bool | None:
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
+        return not try_lock(descriptor, target, fcntl.LOCK_SH)
+    except (OSError, LockRefusedError):
         return None
     finally:
         os.close(descriptor)
-    return False
 
 
 def has_died(target: Path, seen: AttemptFile) -> bool:
@@ -207,20 +214,14 @@ def has_died(target: Path, seen: AttemptFile) -> bool:
     return is_here and holds_lock(target, seen.attempt) is False
 
 
-def take_lock(descriptor: int) -> bool:
+def take_lock(descriptor: int, target: Path) -> bool:
     """Take the lock of a file that this process has just created. Return False if the file system has no locks."""
     deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
+    with suppress(OSError, LockRefusedError):
+        while not (is_taken := try_lock(descriptor, target, fcntl.LOCK_EX)) and time.monotonic() <= deadline:
             time.sleep(0.01)
-        except OSError:
-            return False
-        else:
-            return True
+        return is_taken
+    return False
 
 
 def _log_file() -> str | None:
@@ -392,12 +393,8 @@ class Lease(HeldLease):
         self._descriptor, self.waited = descriptor, waited
 
     def _was_overtaken(self) -> bool:
-        if max(recorded_attempts(self.target), default=0) != self.attempt:
-            return True
-        try:
-            return not os.path.samestat(os.stat(attempt_record(self.target, self.attempt)), os.fstat(self._descriptor))
-        except FileNotFoundError:
-            return True
+        is_latest = max(recorded_attempts(self.target), default=0) == self.attempt
+        return not (is_latest and is_same_file(attempt_record(self.target, self.attempt), self._descriptor))
 
     def _find_owner(self) -> LockOwner:
         return latest(self.target).writer
@@ -583,7 +580,7 @@ class _Claim:
             undo.callback(os.close, descriptor)
             undo.callback(path.unlink, missing_ok=True)
             # The lock is taken before the content is written: a holder that claims to have the lock has it, or has died.
-            holder = replace(holder, is_locked=take_lock(descriptor))
+            holder = replace(holder, is_locked=take_lock(descriptor, target))
             lease = Lease(target, holder, descriptor, waited=waited)
             lease._write()
             sync(path.parent)

@@ -148,27 +148,19 @@ class Estimator:
     def _of_tokenizer(self) -> Estimate:
         settings, cost, opened = local_settings(self._registry.tokenizer), COSTS["tokenizer"], self._opened
         memory, seconds = cost.memory + PIECE_MEMORY * self._vocab_size, None if opened is None else cost.seconds + opened.seconds
+        read, disk, basis = 0, PIECE_BYTES * self._vocab_size, "from training on a part of the text"
         if settings.model is not None:
-            size = os.path.getsize(settings.model)
+            read = disk = os.path.getsize(settings.model)
+            basis = "from a proof of its engine"
             if seconds is not None and settings.model_kind != "sentencepiece":  # whose engine waits for much text
                 seconds += ENGINE_SECONDS
-            return Estimate(
-                basis="from a proof of its engine", core_seconds=seconds, memory_bytes=memory, bytes_to_read=size, disk_bytes=size
-            )
-        read = 0
-        if opened is not None:
+        elif opened is not None:
             names = settings.train_on or self._registry.partition_keys()
             sizes = (self._source_volume(name).text_bytes or settings.sample_bytes for name in names)
             read = sum(min(size, settings.sample_bytes) for size in sizes)
             seconds = cost.seconds + opened.seconds * max(1.0, read / opened.trained_bytes) ** TRAINING_EXPONENT
-        memory += TRAINING_MEMORY * read
-        return Estimate(
-            basis="from training on a part of the text",
-            bytes_to_read=read,
-            core_seconds=seconds,
-            memory_bytes=memory,
-            disk_bytes=PIECE_BYTES * self._vocab_size,
-        )
+            memory += TRAINING_MEMORY * read
+        return Estimate(basis=basis, bytes_to_read=read, core_seconds=seconds, memory_bytes=memory, disk_bytes=disk)
 
     def _of_plan(self, artifact: PartsPlan) -> Estimate | None:
         """Make the plan in memory, and return the estimate of counting the documents that val_frac has not split yet."""

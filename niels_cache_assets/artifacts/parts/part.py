@@ -38,7 +38,7 @@ from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, Write
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed, pretrain_need
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.disk.table_file import ParquetWriter, sealing
+from niels_cache_assets.disk.table_file import ParquetWriter, open_table, sealing
 from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.parts.layout import VAL_NAME, part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
@@ -270,24 +270,16 @@ class ValPart(PartFolder):
         Raises:
             NielsCacheError: If the file is damaged.
         """
-        import pyarrow
-        import pyarrow.parquet
-
         for planned in self.spec.plan.parts:
-            path = self.directory / _texts_name(planned)
-            try:
-                with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as parquet:
-                    for batch in parquet.iter_batches(batch_size=_TEXTS_AT_A_TIME, columns=["text"]):
-                        yield from map(Document, batch["text"].to_pylist())
-            except (pyarrow.ArrowException, OSError) as error:
-                command = f"niels-cache build-all --only {self.spec.name} --force"
-                raise NielsCacheError(f"{path}: cannot be read ({str(error).splitlines()[0]}); build it again: {command}") from error
+            path, advice = self.directory / _texts_name(planned), f"build it again: niels-cache build-all --only {self.spec.name} --force"
+            with open_table(path, advice) as parquet:
+                for batch in parquet.iter_batches(batch_size=_TEXTS_AT_A_TIME, columns=["text"]):
+                    yield from map(Document, batch["text"].to_pylist())
 
     def need(self) -> SpaceNeed | None:
         if self.is_seeded:
             return None
-        val_tokens = self.spec.source.val_tokens
-        return pretrain_need(train_tokens=0, val_tokens=val_tokens, token_bytes=self.spec.token_bytes, text_bytes=None, exact=False)
+        return pretrain_need(train_tokens=0, val_tokens=self.spec.source.val_tokens, token_bytes=self.spec.token_bytes)
 
     @property
     def split_rule(self) -> str:
@@ -498,8 +490,7 @@ class PartOfPlan(PartCache):
         files = self.planned.files
         is_known = all(file.bytes and not is_compressed(file.name) for file in files)  # 0: it is empty, or its server reports no size
         text_bytes = sum(file.bytes for file in files) if is_known else None
-        budget = self.planned.train_tokens
-        return pretrain_need(train_tokens=budget, val_tokens=0, token_bytes=self.spec.token_bytes, text_bytes=text_bytes, exact=False)
+        return pretrain_need(train_tokens=self.planned.train_tokens, token_bytes=self.spec.token_bytes, text_bytes=text_bytes)
 
     @property
     def split_rule(self) -> str:
@@ -593,7 +584,7 @@ class PartOfCorpus(PartCache):
     def need(self) -> SpaceNeed | None:
         meta = self.spec.corpus.meta
         text_bytes = int(meta["bytes"]["after"] * len(self._ordinals) / max(1, meta["documents"]["kept"]))
-        return pretrain_need(train_tokens=None, val_tokens=None, token_bytes=self.spec.token_bytes, text_bytes=text_bytes, exact=False)
+        return pretrain_need(token_bytes=self.spec.token_bytes, text_bytes=text_bytes)
 
     def stream(self, context: StreamContext) -> dict[str, Any]:
         feed = Feed(lambda context: self.spec.corpus.stream(context, self._ordinals), context)

@@ -181,11 +181,9 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
             raise NielsCacheError(f"{plan.target}: {problem}")
         for member in members:
             try:
-                current = read_meta(member.directory / META_NAME)
+                require_unchanged(member.directory, member.meta)
             except NielsCacheError as error:
                 raise NielsCacheError(f"{member.directory}: {problem}") from error
-            if current["meta_sha256"] != member.meta["meta_sha256"]:
-                raise NielsCacheError(f"{member.directory}: {problem}")
 
 
 DatasetCache = PretrainCache | JoinedCache | SftCache  # what a data set builds in its folder

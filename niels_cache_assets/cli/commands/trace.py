@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from niels_cache_assets.inspection.origins import BatchRow, Segment, TracedCache
     from niels_cache_runtime.loader.loader import TokenLoader
+    from niels_cache_runtime.loader.trace import TokenOrigin
     from niels_cache_runtime.remote.local_copy import LocalCopy
 
 TOKEN_STYLE = "reverse"
@@ -77,7 +78,7 @@ ranks. trace rejects a cache that changed after the state was saved.""",
 def run(arguments: argparse.Namespace) -> None:
     """Print the origin of the batch."""
     from niels_cache_assets.inspection.loader_states import read_loader_state
-    from niels_cache_assets.inspection.origins import caches_of, row_of
+    from niels_cache_assets.inspection.origins import BatchRow, caches_of
     from niels_cache_runtime.loader.trace import BatchTrace
 
     if arguments.step < 0:
@@ -93,10 +94,11 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.row is not None:
             trace.token(arguments.row, arguments.column or 0)  # raises an error for a row or column out of range
         numbers = range(len(trace.tokens)) if arguments.row is None else [arguments.row]
-        rows, caches = [row_of(trace, number) for number in numbers], caches_of(trace, numbers, beside=partial(_fetch_beside, copy, copies))
+        rows = [BatchRow(trace, number) for number in numbers]
+        caches = caches_of(trace, numbers, beside=partial(_fetch_beside, copy, copies))
     notes = [note for cache in caches.values() for note in cache.notes]
     if arguments.json:
-        found = [_row_json(row, caches[row.dataset], column=arguments.column) for row in rows]
+        found = [_row_json(row, caches[row.origin().dataset], column=arguments.column) for row in rows]
         print_json({"step": trace.step, "rank": arguments.rank, "rows": found, "notes": notes})
         return
     ahead = ""
@@ -107,9 +109,9 @@ def run(arguments: argparse.Namespace) -> None:
     for row in rows:
         display()
         if arguments.column is None:
-            print_row(row, caches[row.dataset], whole=arguments.row is not None)
+            print_row(row, caches[row.origin().dataset], whole=arguments.row is not None)
         else:
-            _print_token(row, arguments.column, caches[row.dataset])
+            _print_token(row, arguments.column, caches[row.origin().dataset])
     if notes:
         display()
     for note in notes:
@@ -173,8 +175,8 @@ def _is_split(folder: Path) -> bool:
 
 def print_row(row: BatchRow, cache: TracedCache, *, whole: bool) -> None:
     """Print the documents of a row, then the beginning of each text, or all text if `whole`."""
-    segments = [segment for segment in row.segments if not segment.is_padding]
-    display(f"--- row {row.number}: {row.dataset}, epoch {row.epoch}, sample {row.sample:,}", style="bold")
+    segments, origin = [segment for segment in row.segments if not segment.is_padding], row.origin()
+    display(f"--- row {row.number}: {origin.dataset}, epoch {origin.epoch}, sample {origin.number:,}", style="bold")
     display(_table_of(row.segments, cache))
     for segment in segments:
         if whole:
@@ -192,9 +194,11 @@ def _row_json(row: BatchRow, cache: TracedCache, *, column: int | None = None) -
     If `column` is given, only the segment with this column is included.
     """
     segments = [segment for segment in row.segments if column is None or segment.first <= column < segment.last]
-    whole = {"row": row.number, "data_set": row.dataset, "epoch": row.epoch, "sample": row.sample, "tokens": row.tokens}
+    origin = row.origin()
+    whole = {"row": row.number, "data_set": origin.dataset, "epoch": origin.epoch, "sample": origin.number, "tokens": row.tokens}
     if column is not None:
-        whole |= {"column": column, "token": row.tokens[column], "offset_in_document": row.document_offsets[column]}
+        offset = row.trace.document_offsets[row.number, column]
+        whole |= {"column": column, "token": row.tokens[column], "offset_in_document": offset}
     return {**whole, "segments": [_segment_json(segment, row, cache) for segment in segments]}
 
 
@@ -202,19 +206,19 @@ def _segment_json(segment: Segment, row: BatchRow, cache: TracedCache) -> dict[s
     columns = {"first_column": segment.first, "last_column": segment.last - 1}
     if segment.is_padding:
         return {**columns, "padding": True}
-    return {**columns, **_origin(segment, cache), "text": cache.text(row, segment.first, segment.last)}
+    return {**columns, **_describe_origin(segment.origin, cache), "text": cache.text(row, segment.first, segment.last)}
 
 
-def _origin(segment: Segment, cache: TracedCache) -> dict[str, Any]:
+def _describe_origin(origin: TokenOrigin, cache: TracedCache) -> dict[str, Any]:
     """Return where the tokens of a segment come from. What is not known is None; without `keep`, there are no kept values."""
     from niels_cache_assets.sources.reading.keep import kept_values
 
-    lineage, known = cache.lineage.get(segment.document), segment.is_in_document
+    lineage = None if origin.document is None else cache.lineage.get(origin.document)
     return {
-        "shard": cache.file(segment.file),
-        "offset": segment.offset,
-        cache.unit: segment.document if known else None,
-        "from_token": segment.document_offset if known else None,
+        "shard": cache.file(origin),
+        "offset": origin.offset,
+        cache.unit: origin.document,
+        "from_token": origin.document_offset,
         **{name: getattr(lineage, name, None) for name in ("source_id", "file", "row")},
         **({"kept": kept_values(lineage.kept)} if lineage and lineage.kept is not None else {}),
     }
@@ -222,7 +226,7 @@ def _origin(segment: Segment, cache: TracedCache) -> dict[str, Any]:
 
 def _table_of(segments: Sequence[Segment], cache: TracedCache) -> Table:
     names = [cache.unit, "from_token", "source_id", "file", "row", "shard", "offset"]
-    origins = [None if segment.is_padding else _origin(segment, cache) for segment in segments]
+    origins = [None if segment.is_padding else _describe_origin(segment.origin, cache) for segment in segments]
     if any(origin and origin.get("kept") for origin in origins):
         names.append("kept")
     right, shrinking = (cache.unit, "from token", "row", "offset"), ("source id", "file", "shard", "kept")
@@ -241,14 +245,14 @@ def _cell(value: Any) -> str:
 
 def _print_token(row: BatchRow, column: int, cache: TracedCache) -> None:
     """Print one token of a row, its document, and the surrounding text with the token marked."""
-    segment = next(segment for segment in row.segments if segment.first <= column < segment.last)
+    segment, origin = next(segment for segment in row.segments if segment.first <= column < segment.last), row.origin(column)
     is_text = cache.tokenizer is not None
     token = cache.text(row, column, column + 1)
     named = f" {token!r}" if is_text else ""
     display(f"--- row {row.number}, column {column}: token {row.tokens[column]}{named}", style="bold")
-    position = f"token {row.document_offsets[column]:,} of {cache.unit} {segment.document:,}, " if segment.is_in_document else ""
-    offset = "padding" if segment.is_padding else f"{cache.file(segment.file)} at {row.offsets[column]:,}"
-    display(f"{position}{offset}; {row.dataset} ({cache.folder}), epoch {row.epoch}, sample {row.sample:,}")
+    position = "" if origin.document is None else f"token {origin.document_offset:,} of {cache.unit} {origin.document:,}, "
+    offset = "padding" if segment.is_padding else f"{cache.file(origin)} at {origin.offset:,}"
+    display(f"{position}{offset}; {origin.dataset} ({cache.folder}), epoch {origin.epoch}, sample {origin.number:,}")
     display(_table_of([segment], cache))
     first, last = max(0, column - NEIGHBOURHOOD_TOKENS), min(len(row.tokens), column + 1 + NEIGHBOURHOOD_TOKENS)
     gap = "" if is_text else " "

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Side = Literal["a", "b"]
 SIDES: tuple[Side, Side] = ("a", "b")
 
+_KINDS = ("a", "b", "moved", "resized")
 _COLUMNS = ("source_id", "file", "row", "tokens")
 _ROWS_AT_ONCE = 65_536
 _ROWS_OF_A_PART = 2_000_000
@@ -78,7 +79,7 @@ def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> Docume
     """
     rows = {side: {split: _row_count(path) for split, path in paths.items()} for side, paths in zip(SIDES, (a, b), strict=True)}
     parts = min(_MAX_PARTS, 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART)
-    found = _DifferenceCounts(shown)
+    counts, first = dict.fromkeys(_KINDS, 0), dict[str, list[tuple[int, int]]]((kind, []) for kind in _KINDS)
     with tempfile.TemporaryDirectory(prefix="niels_cache_diff_") as scratch, ExitStack() as stack:
         files = [stack.enter_context(open(Path(scratch) / str(part), "w+b")) for part in range(parts)]
         try:
@@ -90,13 +91,12 @@ def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> Docume
             raise NotWrittenError(f"{scratch}: cannot be written: {error.strerror}; set TMPDIR to a folder with more space") from error
         for file in files:
             file.seek(0)
-            found.add(np.frombuffer(file.read(), dtype=_ROW))
-    paths = {"a": a, "b": b, "moved": a, "resized": a}
-    return DocumentDifferences(
-        rows=rows,
-        counts=found.counts,
-        first={what: _listed_documents(paths[what], found.first[what]) for what in paths},
-    )
+            for kind, chosen in _differing(np.frombuffer(file.read(), dtype=_ROW)).items():
+                counts[kind] += len(chosen)
+                locations = zip(chosen["split"].tolist(), chosen["ordinal"].tolist(), strict=True)
+                first[kind] = heapq.nsmallest(shown, chain(first[kind], locations))
+    listed = {kind: _listed_documents(b if kind == "b" else a, locations) for kind, locations in first.items()}
+    return DocumentDifferences(rows=rows, counts=counts, first=listed)
 
 
 def _row_count(path: Path) -> int:
@@ -161,32 +161,21 @@ def _write(rows: Array, files: Sequence[BinaryIO]) -> None:
         files[part].write(rows[part_of == part].tobytes())
 
 
-class _DifferenceCounts:
-    """The counts of all differences, and the first few documents of each kind in the order of split and ordinal."""
-
-    def __init__(self, shown: int) -> None:
-        self._shown = shown
-        self.counts = {"a": 0, "b": 0, "moved": 0, "resized": 0}
-        self.first: dict[str, list[tuple[int, int]]] = {what: [] for what in self.counts}
-
-    def add(self, rows: Array) -> None:
-        if not len(rows):
-            return
-        rows = rows[np.lexsort((rows["ordinal"], rows["split"], rows["side"], rows["low"], rows["high"]))]
-        is_new = np.concatenate([[True], (rows["high"][1:] != rows["high"][:-1]) | (rows["low"][1:] != rows["low"][:-1])])
-        starts, number = np.flatnonzero(is_new), np.cumsum(is_new) - 1
-        copies, tokens = np.zeros((2, len(starts), 2), dtype=np.int64)
-        np.add.at(copies, (number, rows["side"]), 1)
-        np.add.at(tokens, (number, rows["side"]), rows["tokens"])
-        resized = rows[starts[(copies[:, 0] == copies[:, 1]) & (tokens[:, 0] != tokens[:, 1])]]
-        is_alone = ~_paired(number * len(SPLITS) + rows["split"], rows["side"])  # the other side has no such document in this split
-        rows, number = rows[is_alone], number[is_alone]
-        is_moved, is_of_a = _paired(number, rows["side"]), rows["side"] == 0
-        kinds = {"a": rows[~is_moved & is_of_a], "b": rows[~is_moved & ~is_of_a], "moved": rows[is_moved & is_of_a], "resized": resized}
-        for what, chosen in kinds.items():
-            self.counts[what] += len(chosen)
-            locations = zip(chosen["split"].tolist(), chosen["ordinal"].tolist(), strict=True)
-            self.first[what] = heapq.nsmallest(self._shown, chain(self.first[what], locations))
+def _differing(rows: Array) -> dict[str, Array]:
+    """Return the rows of a part that differ, by kind. A document counts once: for `moved` and `resized`, its row is that of side A."""
+    if not len(rows):
+        return {}
+    rows = rows[np.lexsort((rows["ordinal"], rows["split"], rows["side"], rows["low"], rows["high"]))]
+    is_new = np.concatenate([[True], (rows["high"][1:] != rows["high"][:-1]) | (rows["low"][1:] != rows["low"][:-1])])
+    starts, number = np.flatnonzero(is_new), np.cumsum(is_new) - 1
+    copies, tokens = np.zeros((2, len(starts), 2), dtype=np.int64)
+    np.add.at(copies, (number, rows["side"]), 1)
+    np.add.at(tokens, (number, rows["side"]), rows["tokens"])
+    resized = rows[starts[(copies[:, 0] == copies[:, 1]) & (tokens[:, 0] != tokens[:, 1])]]
+    is_alone = ~_paired(number * len(SPLITS) + rows["split"], rows["side"])  # the other side has no such document in this split
+    rows, number = rows[is_alone], number[is_alone]
+    is_moved, is_of_a = _paired(number, rows["side"]), rows["side"] == 0
+    return {"a": rows[~is_moved & is_of_a], "b": rows[~is_moved & ~is_of_a], "moved": rows[is_moved & is_of_a], "resized": resized}
 
 
 def _paired(groups: Ints, sides: Bytes) -> Bools:
