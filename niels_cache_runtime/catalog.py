@@ -60,6 +60,7 @@ _WORDS = {  # for the rows of a split, for what a loader reads once per epoch, a
     "pairs": ("pairs", "pair", "batch.chosen.x, batch.rejected.x, and y_masked of both"),
 }
 _SHOWN_T = 1024  # T in the code that is shown, if the split is long enough
+_COLUMNS = ("data set", "train", "val")
 
 
 class MissingDatasetError(NielsCacheError, KeyError):
@@ -235,9 +236,15 @@ class CacheSplit:
             f"batch = next(iter(loader))  # {tensors}: (8, {T})"
         )
 
+    @property
+    def _title(self) -> str:
+        return f"{self.dataset.family}/{self.dataset.name}/{self.split}: {self._summary()}"
+
     def __repr__(self) -> str:
-        snippet = "".join(f"\n  {line}" for line in self._snippet().splitlines())
-        return f"{self.dataset.family}/{self.dataset.name}/{self.split}: {self._summary()}{snippet}"
+        return "\n  ".join([self._title, *self._snippet().splitlines()])
+
+    def _repr_html_(self) -> str:
+        return as_html(self._title, code=self._snippet())
 
 
 class CacheDataset:
@@ -267,14 +274,21 @@ class CacheDataset:
         self.train, self.val = (CacheSplit(self, split) for split in SPLITS)
 
     def __repr__(self) -> str:
-        lines = [f"  .{split.split}  {split._summary()}" for split in (self.train, self.val)]
-        return "\n".join([f"{self.family}/{self.name}: {self._origin()}", *lines])
+        return "\n  ".join([self._title, *map("  ".join, self._rows())])
 
-    def _origin(self) -> str:
+    def _repr_html_(self) -> str:
+        return as_html(self._title, self._rows())
+
+    @property
+    def _title(self) -> str:
         revision = self.meta.get("dataset_revision")
+        origin = f"{self.meta.get('dataset_name') or self.name}{f' at {revision:.60}' if revision else ''}"
         if is_foreign(self.meta):
-            return f"{self.name}, made by another program"
-        return f"{self.meta.get('dataset_name') or self.name}{f' at {revision:.60}' if revision else ''}"
+            origin = f"{self.name}, made by another program"
+        return f"{self.family}/{self.name}: {origin}"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [(f".{split.split}", split._summary()) for split in (self.train, self.val)]
 
 
 class CacheFamily(Mapping[str, CacheDataset]):
@@ -342,9 +356,15 @@ class CacheFamily(Mapping[str, CacheDataset]):
                 train, val = str(error).removeprefix(f"{dataset_dir(self._root, self._family, name) / META_NAME}: "), ""
             yield f".{self._family}[{name!r}]", train, val
 
+    @property
+    def _title(self) -> str:
+        return f"{self._given}: {len(self)} {self._family} data set{'' if len(self) == 1 else 's'}"
+
     def __repr__(self) -> str:
-        title = f"{self._given}: {len(self)} {self._family} data set{'' if len(self) == 1 else 's'}"
-        return in_lines(title, [*self._rows()])
+        return in_lines(self._title, [*self._rows()])
+
+    def _repr_html_(self) -> str:
+        return as_html(self._title, [_COLUMNS, *self._rows()])
 
 
 class Cache:
@@ -377,7 +397,7 @@ class Cache:
         return in_lines(title, [*self.pretrain._rows(), *self.sft._rows()])
 
     def _repr_html_(self) -> str:
-        return as_html(self.pretrain._given, [("data set", "train", "val"), *self.pretrain._rows(), *self.sft._rows()])
+        return as_html(self.pretrain._given, [_COLUMNS, *self.pretrain._rows(), *self.sft._rows()])
 
 
 def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cache:

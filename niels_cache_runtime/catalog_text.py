@@ -23,7 +23,8 @@ def in_lines(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
     return "\n".join([title, *(f"  {name:{width}}  {train}{f'; val: {val}' if val else ''}" for name, train, val in rows)])
 
 
-def as_html(title: str, rows: Iterable[Sequence[object]]) -> str:
-    """Return a table for a notebook. Every text is escaped."""
+def as_html(title: str, rows: Iterable[Sequence[object]] = (), *, code: str = "") -> str:
+    """Return a title for a notebook, with a table or code below it. Every text is escaped."""
     lines = ["".join(f'<td style="text-align: left">{escape(str(cell))}</td>' for cell in row) for row in rows]
-    return f"<p>{escape(title)}</p><table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+    table = f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>" if lines else ""
+    return f"<p>{escape(title)}</p>{table}{f'<pre>{escape(code)}</pre>' if code else ''}"

@@ -1,4 +1,4 @@
-"""The progress of a command, shown as bars on a terminal, otherwise as a line every ten seconds.
+"""The progress of a command, shown as bars on a terminal, otherwise as a line every ten seconds. In a notebook, one line changes.
 
     build_listener      builds: a bar for each data set, or a line at its start, every ten seconds, and at its end
     transfer_progress   bytes that are read or copied     transfer_steps   the same, for several steps
@@ -9,6 +9,7 @@ The last three also end their block with `InterruptRequested` on SIGINT or SIGTE
 Showing the memory use costs one read of /proc or one system call.
 """
 
+import os
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from niels_cache_assets.base.defaults import PROGRESS_SECONDS
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.base.wording import DEBUG, file_size
 from niels_cache_assets.cli.console import diagnostics, is_quiet, print_log_line, warnings
@@ -52,12 +54,29 @@ def build_listener(console: Console) -> Iterator[LaunchListener]:
     if is_quiet():
         yield QuietListener()
         return
-    if not console.is_terminal:
+    if not _shows_bars(console):
         yield LineListener(console)
         return
     listener = BarListener(console)
     with listener.bars:
         yield listener
+
+
+def _shows_bars(console: Console) -> bool:
+    """Return whether the console shows bars, which move the cursor up. The terminal of `!niels-cache` in a notebook does not."""
+    return console.is_terminal and "JPY_PARENT_PID" not in os.environ  # Jupyter sets it for the commands of a notebook
+
+
+def _throttle(console: Console) -> Throttle:
+    return Throttle(monotonic(), 0.5 if console.is_terminal else PROGRESS_SECONDS)
+
+
+def _print_line(console: Console, line: str, *, end: str = "\n") -> None:
+    """Print a line. In a notebook, the next line replaces one whose `end` is a carriage return."""
+    if console.is_terminal:
+        console.out(f"{line:<100}", end=end)
+    else:
+        print_log_line(console, line)
 
 
 class _MemoryColumn(TextColumn):
@@ -123,21 +142,21 @@ class QuietListener(LaunchListener):
 
 
 class LineListener(LaunchListener):
-    """A listener that prints plain lines, for logs and CI."""
+    """A listener that prints plain lines, for logs, CI and notebooks."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._running: dict[str, tuple[SpeedMeter, Throttle]] = {}
 
     def started(self, name: str, family: str) -> None:
-        self._running[name] = SpeedMeter(), Throttle(monotonic())
+        self._running[name] = SpeedMeter(), _throttle(self._console)
         self._print(name, "started")
 
     def progressed(self, name: str, progress: BuildProgress) -> None:
         now, (meter, throttle) = monotonic(), self._running[name]
         estimate = meter.estimate(progress, now)
         if throttle.is_due(now):
-            self._print(name, describe(progress, estimate, with_share=True))
+            self._print(name, describe(progress, estimate, with_share=True), end="\r")
 
     def logged(self, name: str, message: str) -> None:
         if not message.startswith(DEBUG):
@@ -148,8 +167,8 @@ class LineListener(LaunchListener):
         why = f": {result.message}" if took and result.message and result.state != "failed" else ""  # the last lines give these reasons
         self._print(result.name, f"{result.state.replace('_', ' ')}{took}{why}")
 
-    def _print(self, name: str, message: str) -> None:
-        print_log_line(self._console, f"{name}: {message}")
+    def _print(self, name: str, message: str, *, end: str = "\n") -> None:
+        _print_line(self._console, f"{name}: {message}", end=end)
 
 
 @contextmanager
@@ -180,14 +199,16 @@ def array_progress() -> AbstractContextManager[OnStep]:
 def _steps(first: str, columns: Iterable[ProgressColumn], amount: Callable[[int, int], str]) -> Iterator[OnStep]:
     with stop_on_signals():
         console = diagnostics()
-        if not console.is_terminal:
-            throttle = Throttle(monotonic())
+        if not _shows_bars(console):
+            throttle = _throttle(console)
 
             def print_line(step: str, done: int, total: int) -> None:
                 if throttle.is_due(monotonic()):
-                    print_log_line(console, f"{step}: {amount(done, total)}")
+                    _print_line(console, f"{step}: {amount(done, total)}", end="\r")
 
             yield print_line
+            if console.is_terminal:
+                _print_line(console, "", end="\r")
             return
         parts = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
         with Progress(*parts, console=console, transient=True) as bar:

@@ -56,13 +56,13 @@ class SpeedMeter:
 
 
 class Throttle:
-    """A limit of one event in PROGRESS_SECONDS, the first of them PROGRESS_SECONDS after `began`."""
+    """A limit of one event in `seconds`, the first of them so many seconds after `began`."""
 
-    def __init__(self, began: float) -> None:
-        self._last = began
+    def __init__(self, began: float, seconds: float = PROGRESS_SECONDS) -> None:
+        self._last, self._seconds = began, seconds
 
     def is_due(self, now: float) -> bool:
-        if now - self._last < PROGRESS_SECONDS:
+        if now - self._last < self._seconds:
             return False
         self._last = now
         return True

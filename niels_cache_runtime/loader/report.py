@@ -5,9 +5,9 @@ The report is computed from the order of the samples; no tokens are read.
 
 from dataclasses import dataclass
 from fractions import Fraction
-from html import escape
 from math import ceil
 
+from niels_cache_runtime.catalog_text import as_html
 from niels_cache_runtime.loader.packing.rows import PackedExamples, PackingReport
 from niels_cache_runtime.loader.run_order import RunOrder
 from niels_cache_runtime.loader.settings import LoaderSettings
@@ -74,7 +74,9 @@ class MixtureReport:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        title, *lines = str(self).splitlines()
+        end = 1 + len(self.sources)
+        return as_html(title, (line.rsplit(maxsplit=6) for line in lines[:end]), code="\n".join(lines[end:]))
 
 
 def make_report(sources: NamedSources, run_order: RunOrder, *, first: int, last: int, settings: LoaderSettings) -> MixtureReport:

@@ -1,6 +1,7 @@
 """The common behaviour of all commands: completion, quiet and verbose, exit codes, speed and time left."""
 
 import errno
+import io
 import os
 import re
 import runpy
@@ -247,6 +248,30 @@ def test_a_bar_has_share_speed_time_left_and_the_memory_of_this_process_until_it
     assert "built" in done
     assert "log" not in line + done
     assert "512.0 MB" not in done
+
+
+def test_a_command_in_a_notebook_shows_its_progress_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    console, now = Console(force_terminal=True, highlight=False, file=io.StringIO()), [0.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "diagnostics", lambda: console)
+    with build_listener(console) as listener:
+        listener.started("notes", "pretrain")
+        for now[0], share in ((0.4, 0.1), (0.6, 0.2), (0.8, 0.3), (1.2, 0.4)):
+            listener.progressed("notes", Progress(documents=30, tokens=1, share=share))
+        listener.finished(SimpleNamespace(name="notes", state="built", seconds=1.5, message=""))  # type: ignore[arg-type]
+    with transfer_progress("pulling") as on_progress:
+        now[0] = 2
+        on_progress(1, 2)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in printed
+    lines = [[part.rstrip() for part in line.split("\r")] for line in printed.split("\n")]
+    assert lines == [
+        ["notes: started"],
+        ["notes: 20%, 30 documents, 1 tokens, 0:02 left", "notes: 40%, 30 documents, 1 tokens, 0:02 left", "notes: built in 1.5 s"],
+        ["pulling: 50%, 1 byte of 2 bytes", "", ""],
+    ]
+    assert all(len(part) == 100 for part in re.split("[\r\n]", printed)[:-1]), "a notebook keeps what is not overwritten"
 
 
 def test_bytes_are_a_line_every_ten_seconds_where_there_is_no_terminal(

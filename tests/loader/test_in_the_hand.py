@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterable, Iterator
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -151,16 +152,27 @@ def test_an_argument_that_does_not_exist_is_answered_with_the_nearest(root: str)
 
 
 def test_loaders_reports_and_catalogs_are_tables_in_a_notebook(root: str) -> None:
+    write_meta_of(Path(root, "pretrain/notes"), kind="pretrain", train_tokens=1001)
     loader = TokenLoader(root, "notes", **SETTINGS)
     next(iter(loader))
     for shown in (repr(loader), loader._repr_html_()):
         assert "1,000" in shown
         assert "100" in shown
         assert "step 1" in shown
-    assert "actual" in loader.report(3)._repr_html_()
     cache = open_cache(root)
-    assert "notes" in cache._repr_html_()
-    assert "<td" in cache._repr_html_()
+    shown_by = {
+        "actual": loader.report(3),
+        "100.0000%": loader.report(3),
+        "notes": cache,
+        ".pretrain[": cache.pretrain,
+        "2 pretrain data sets": cache.pretrain,
+        ".train": cache.pretrain.notes,
+        "next(iter(loader))  #": cache.pretrain.notes.train,
+    }
+    for text, value in shown_by.items():
+        html = value._repr_html_()  # type: ignore[attr-defined]
+        assert escape(text) in html, value
+        assert ("<td" in html) != ("<pre" in html)
 
 
 def test_dir_lists_the_public_names() -> None:
