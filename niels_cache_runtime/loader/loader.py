@@ -6,6 +6,7 @@ Everything before the last arrow is computed from the position in the run. So a 
 at any step. A batch costs one gather (one indexed numpy read) for each source that it has rows of.
 """
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NoReturn
@@ -252,6 +253,17 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         if count is None:
             raise TypeError("an endless TokenLoader has no length; give epochs=n for one that ends")
         return count
+
+    def __length_hint__(self) -> int:
+        """Warn of `list` and `tuple` of an endless loader, which fill the memory. Python asks for this hint if there is no length."""
+        warnings.warn(
+            "an endless TokenLoader fills the memory as a list; give epochs=1, or take some batches with itertools.islice", stacklevel=2
+        )
+        return 0
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Refuse an index: batches come in order."""
+        raise TypeError(f"a TokenLoader has no batch {index!r}; iterate over it, or take samples by number from as_dataset()")
 
     def begin_pass(self) -> bool:
         """Move to the start of the next pass if this pass has no batch left. Iterating to the end of a pass has the same effect.

@@ -1,8 +1,10 @@
 """The loader and its batches in a notebook or a shell: a root and names, what they show, and what a wrong guess is told."""
 
 import pickle
+import warnings
 from collections.abc import Iterable, Iterator
 from html import escape
+from operator import length_hint
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +134,16 @@ def test_a_loader_is_iterable_and_no_iterator(root: str) -> None:
     assert not isinstance(loader, Iterator)
     with pytest.raises(TypeError, match="not an iterator"):
         next(loader)  # type: ignore[call-overload]
+
+
+def test_batches_are_not_indexed_and_an_endless_loader_is_no_list(root: str) -> None:
+    loader = TokenLoader(root, "notes", **SETTINGS)
+    with pytest.raises(TypeError, match="as_dataset"):
+        loader[0]
+    with pytest.warns(UserWarning, match="epochs=1"):
+        assert length_hint(loader) == 0, "Python asks for it before it fills a list"
+    with warnings.catch_warnings(action="error"):
+        assert len([*TokenLoader(root, "notes", epochs=1, **SETTINGS)]) == 25
 
 
 def test_an_argument_that_does_not_exist_is_answered_with_the_nearest(root: str) -> None:

@@ -31,6 +31,7 @@ RUNS = {
     "dedup.py --quick --only signatures whole corpus": ("canonical words, datasketch", "corpus of 500 documents", 'verify = "jaccard"'),
     "engines.py --models MODEL --megabytes 1 --rounds 1 --bytes 390 --build": ("tokenizer.json", "fastokens", "build of 1 MB"),
     "engines.py --models MODEL --equality 600": ("real: 300 texts, 0 differ", "made: 300 texts, 0 differ"),
+    "first_batch.py --only code empty": ("`init 'data/**/*.py'`", "`my_text`", "refused"),
     "gpu.py --device cpu --quick": ("least", "fixed", "usual", "get_batch", "loader, prefetch=2", "loader, document fields, prefetch=1"),
     "loader.py --quick --no-peers": (
         "get_batch (64, 1024), 4 shards, against the usual way",

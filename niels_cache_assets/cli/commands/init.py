@@ -135,16 +135,17 @@ def run(arguments: argparse.Namespace) -> None:
         for name, (texts, _) in first_rows.items():
             for example in texts[:_EXAMPLES]:
                 display(f"--- {name}: {excerpt(example, _EXCERPT)}")
-        if all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):
+        if sys.stdin and sys.stdin.isatty() and sys.stdout.isatty():
             _print_warnings(warnings)
-            warnings = []
+            warnings.clear()
             if not _agrees_to(f"Write {target}?"):
                 display(f"{target} not written")
                 return
     with _explain_unwritable(target):
         write_atomically(target, text.encode())
     facts = {"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir, "seen": seen}
-    if not print_facts(arguments, facts) and is_shown:
+    print_facts(arguments, facts)
+    if is_shown:
         option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
         display(f"{target} written. It builds", style="bold")
         for name in built:
