@@ -4,16 +4,18 @@
     python -m docs.pictures web_ui    only the named pictures of the UI
 
 The screenshots are taken in the system's Chromium, by the steps of tests/helpers/ui. They show the quickstart profile, with the pages of
-docs/ as a user's notes.
+docs/ as a user's notes. The picture of a notebook also needs nbconvert and ipykernel.
 """
 
 import io
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from PIL import Image
@@ -51,6 +53,13 @@ batch_size = 16
 [dagster]
 plots = true
 """
+CELLS = [
+    'from niels_cache_runtime import open_cache\n\ncache = open_cache("cache/quickstart")\ncache',
+    "cache.pretrain.python_docs.train",
+    "loader = cache.pretrain.python_docs.train.loader(T=128, B=16, seed=0)\nloader",
+    "next(iter(loader))",
+    "loader.report(1_000)",
+]
 CHANGED = """
 [pretrain.my_letters]
 source = "jsonl"
@@ -150,6 +159,26 @@ def report(person: Person) -> None:
     save(person.page.screenshot(), "report")
 
 
+def notebook(person: Person) -> None:
+    """Take a picture of the notebook of docs/runtime.md, which nbconvert has run."""
+    if not find_spec("nbconvert") or not find_spec("ipykernel"):
+        print("notebook.png stays as it is; it needs `pip install nbconvert ipykernel`")
+        return
+    fields = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
+    cells = [{**fields, "id": f"cell-{number}", "source": source} for number, source in enumerate(CELLS)]
+    path = person.ui.project.folder / "notebook.ipynb"
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), encoding="utf-8")
+    subprocess.run(
+        [sys.executable, "-m", "nbconvert", "--to", "html", "--execute", str(path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(DOCS.parent), os.environ.get("PYTHONPATH", "")])},
+        cwd=path.parent,
+        check=True,
+    )
+    person.page.set_viewport_size({"width": 960, "height": 800})
+    person.page.goto(path.with_suffix(".html").as_uri())
+    take(person.page.locator("main"), "notebook")
+
+
 PICTURES: tuple[Callable[[Person], None], ...] = (
     asset_graph,
     corpus_graph,
@@ -157,6 +186,7 @@ PICTURES: tuple[Callable[[Person], None], ...] = (
     materialization,
     launchpad,
     report,
+    notebook,
     in_sync,
 )
 

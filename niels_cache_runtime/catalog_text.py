@@ -27,4 +27,4 @@ def as_html(title: str, rows: Iterable[Sequence[object]] = (), *, code: str = ""
     """Return a title for a notebook, with a table or code below it. Every text is escaped."""
     lines = ["".join(f'<td style="text-align: left">{escape(str(cell))}</td>' for cell in row) for row in rows]
     table = f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>" if lines else ""
-    return f"<p>{escape(title)}</p>{table}{f'<pre>{escape(code)}</pre>' if code else ''}"
+    return f"<p>{escape(title)}</p>{table}{f'<pre><code>{escape(code)}</code></pre>' if code else ''}"
