@@ -301,7 +301,8 @@ def format_of(names: Sequence[str], where: str = "files") -> str:
     """
     formats = set()
     for name in names:
-        suffix = PurePosixPath(re.sub(r"\.(gz|bz2|xz|zst)$", "", name)).suffix.lower()
+        name = re.sub(r"\.(gz|bz2|xz|zst)$", "", name)
+        suffix = PurePosixPath(name).suffix.lower()
         if suffix not in _FORMATS:
             raise NielsCacheError(f"{name}: files of this kind are not read; name files that end in {', '.join(filter(None, _FORMATS))}")
         formats.add(_FORMATS[suffix])
