@@ -98,7 +98,7 @@ def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
         code = spec.metadata.get(_LINKS)
         links = [*(code.code_references if isinstance(code, dg.CodeReferencesMetadataValue) else []), *links_of(spec, tables)]
         located = _ROOT.sub(lambda _: f'"{root}', spec.description or "")
-        return spec.replace_attributes(description=located, group_name=names.group(spec.group_name or "default")).merge_attributes(
+        return spec.replace_attributes(description=located, group_name=names.group(spec.key)).merge_attributes(
             owners=settings.owners,
             tags={**found, **settings.tags},
             metadata={_LINKS: dg.CodeReferencesMetadataValue(code_references=links)},

@@ -10,7 +10,7 @@ from dagster import (
     StaticPartitionsDefinition,
 )
 
-from niels_cache_assets.parts.layout import part_name
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import DagsterSettings
 from niels_cache_runtime.format.layout import FAMILIES, SPLITS, Family
@@ -82,9 +82,9 @@ class DefinitionNames:
         """Return the first part of an asset's key below the prefix, such as `pretrain`."""
         return asset.path[len(self._prefix)]
 
-    def group(self, plain: str) -> str:
-        """Return the group of assets of a kind."""
-        return self._group or self.name(plain)
+    def group(self, asset: AssetKey) -> str:
+        """Return the group of an asset: that of [dagster], otherwise the first part of its key, or `reports` for those of corpora."""
+        return self._group or self.name("reports" if asset == self.report else self.kind_of(asset))
 
     def recorded_as(self, key: str) -> tuple[AssetKey, str | None]:
         """Return the asset and the partition that record the artifact with this key. An artifact that exists once has no partition."""
@@ -111,20 +111,6 @@ def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:
     return StaticPartitionsDefinition(registry.prepared())
 
 
-def parts_of_datasets(registry: Registry) -> dict[str, list[str]]:
-    """Return for each data set in parts the names of its parts, such as NAME/part-00017: the partitions of `pretrain/parts`."""
-    return {name: _parts(name, registry.pretrain[name].total_parts) for name in registry.in_parts()}
-
-
-def parts_of_corpora(registry: Registry) -> dict[str, list[str]]:
-    """Return for each corpus in parts the names of its parts, such as NAME/part-00017: the partitions of `corpus/parts`."""
-    return {name: _parts(name, registry.pretrain[name].corpus_parts) for name in registry.corpora_in_parts()}
-
-
-def _parts(dataset: str, count: int) -> list[str]:
-    return [f"{dataset}/{part_name(number)}" for number in range(count)]
-
-
 def mapped(key: AssetKey, readers: Mapping[str, str | list[str]] | Sequence[str]) -> AssetDep:
     """Return the dependency on an asset.
 
@@ -134,6 +120,25 @@ def mapped(key: AssetKey, readers: Mapping[str, str | list[str]] | Sequence[str]
     """
     mapping = readers if isinstance(readers, Mapping) else {name: name for name in readers}
     return AssetDep(key, partition_mapping=StaticPartitionMapping(mapping))
+
+
+def deps_on(registry: Registry, below: str, *above: str) -> list[AssetDep]:
+    """Return the dependencies of the asset of one kind of artifacts on those of other kinds, as the inputs of each artifact say.
+
+    What reads a corpus depends on `documents` and on its own list of duplicates (`kept`), and not on all of corpus/duplicates (see
+    assets/corpus.py).
+    """
+    names, found = names_of(registry), list[AssetDep]()
+    buildable, prepared = {*registry.partition_keys("pretrain")}, registry.prepared()
+    for kind in above:
+        readers = {
+            each: [reader for reader in readers if reader.partition("/")[0] in buildable]
+            for each, readers in graph(registry, "").readers(kind, below).items()
+            if kind != "corpus" or each in prepared
+        }
+        assets = [names.documents, names.kept] if kind == "corpus" else [names.assets[kind]]
+        found += [mapped(asset, readers) for asset in assets if readers]
+    return found
 
 
 def datasets_with_plan(registry: Registry) -> list[str]:

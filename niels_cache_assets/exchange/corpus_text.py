@@ -8,7 +8,6 @@ Parquet, one pass over the kept values of the corpus finds the kind that holds a
 """
 
 import json
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,10 @@ from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.disk.staging import export_stage
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files, HashedFile
-from niels_cache_assets.exchange.writing import empty_folder
+from niels_cache_assets.exchange.replacing import NEW, OLD, empty_folder, existing_files, swap_files, take_back
 from niels_cache_assets.sources.reading.keep import EXPORTED, kept_values
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import sync
-from niels_cache_runtime.format.meta import sha256_file
 
 FileType = Literal["jsonl.zst", "parquet"]
 _FIELDS = ("source_id", "text", "title", "file", "row", "split")
@@ -78,10 +75,16 @@ class TextExport:
         """Return the names of the files, in order."""
         return [f"{self.prepared.name}-{number:05d}.{self.file_type}" for number in range(len(self._sources()))]
 
-    def existing(self) -> list[Path]:
-        """Return the files of an older export that this one would replace, and other files with the same names."""
-        names = {*self.names(), self.manifest.name, *self._listed_names()}
-        return sorted(self.folder / name for name in names if os.path.lexists(self.folder / name))
+    def existing(self) -> list[str]:
+        """Return the names of an older export's files that this one would replace, and of other files with the same names.
+
+        The manifest is the last one.
+
+        Raises:
+            NielsCacheError: If a folder is in the way.
+        """
+        aside = self._listed_names(self.stage / OLD / self.manifest.name)  # an export was killed while it replaced this older one
+        return existing_files(self.folder, [*self.names(), *aside, *self._listed_names(self.manifest), self.manifest.name])
 
     def write(self, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Write the files, and return the manifest.
@@ -96,33 +99,26 @@ class TextExport:
         """
         # After an error, a stage with a state stays, so that the next export continues.
         with export_stage(self.folder, self.stage, kept=_STATE, advice="run the export again to continue it") as stage:
-            files, old = self._state(stage)
-            done = [*takewhile(lambda entry: _is_complete(stage, entry) or (old and self._is_moved(entry)), files)]
-            if not force and (existing := [path for path in self.existing() if path.name not in old]):
-                raise NielsCacheError(f"{existing[0]}: is there already; choose another place, or replace it with --force")
+            take_back(self.folder, stage, force=force)
+            done = self._done(stage)
+            if not force and (existing := self.existing()):
+                raise NielsCacheError(f"{self.folder / existing[0]}: is there already; choose another place, or replace it with --force")
             if not done:
-                empty_folder(stage, but=_STATE)  # the state may name files in the folder
-            for entry in self._files(stage, done, progress) if len(done) < len(self.names()) else ():
+                (stage / NEW).mkdir(exist_ok=True)
+                empty_folder(stage / NEW)
+            for entry in self._files(stage / NEW, done, progress) if len(done) < len(self.names()) else ():
                 done.append(entry)
-                self._record(stage, done, placing=old)
+                _write_json(stage / _STATE, {"identity": self.identity, "files": done})
             total = sum(entry["documents"] for entry in done)
             if total != self.prepared.kept:
                 raise NielsCacheError(
                     f"{self.prepared.directory}: has {total:,} documents, but its report says {self.prepared.kept:,}; prepare it again"
                 )
             manifest = {**self.identity, "documents": total, "bytes": sum(entry["bytes"] for entry in done), "files": done}
-            old = [*dict.fromkeys((self.manifest.name, *self._listed_names(), *old))]
-            self._record(stage, done, placing=old)
-            self.manifest.unlink(missing_ok=True)  # without a manifest, nothing looks finished; a killed export moves the files again
-            for entry in done:
-                if (stage / entry["name"]).exists():
-                    os.replace(stage / entry["name"], self.folder / entry["name"])
-            for name in {*old} - {self.manifest.name} - {entry["name"] for entry in done}:
-                (self.folder / name).unlink(missing_ok=True)
-            _write_json(stage / self.manifest.name, manifest)
-            os.replace(stage / self.manifest.name, self.manifest)
-            sync(self.folder)
-            (stage / _STATE).unlink()
+            _write_json(stage / NEW / self.manifest.name, manifest)
+            # The manifest comes last, and an older one goes first: without a manifest, nothing looks finished.
+            swap_files(self.folder, stage, older=self.existing(), names=[*(entry["name"] for entry in done), self.manifest.name])
+            (stage / _STATE).unlink(missing_ok=True)
         return manifest
 
     def _files(self, stage: Path, done: Sequence[_Entry], progress: Callable[[int, int], None] | None) -> Iterator[_Entry]:
@@ -164,40 +160,24 @@ class TextExport:
     def _sources(self) -> list[Path]:
         return document_files(self.prepared.directory, self.prepared.meta)
 
-    def _listed_names(self) -> list[str]:
+    def _listed_names(self, manifest: Path) -> list[str]:
         """Return the names of files in the manifest of an older export."""
         try:
-            files = json.loads(self.manifest.read_bytes())["files"]
+            files = json.loads(manifest.read_bytes())["files"]
             names = [str(entry["name"]) for entry in files]
         except (OSError, ValueError, LookupError, TypeError):
             return []
         return [name for name in names if name.startswith(f"{self.prepared.name}-") and "/" not in name]
 
-    def _state(self, stage: Path) -> tuple[list[_Entry], list[str]]:
-        """Return the files that a stopped export of the same documents has finished, and the names that it may have left in the folder.
-
-        There are such names only if it was stopped while it moved its files. Then they also count for an export of other documents.
-        """
+    def _done(self, stage: Path) -> list[_Entry]:
+        """Return the files that a stopped export of the same documents has finished."""
         try:
             state = json.loads((stage / _STATE).read_bytes())
-            files, placing = [*state["files"]], [*state["placing"]]
-            left = [*placing, *(entry["name"] for entry in files)] if placing else []
-            return files if state["identity"] == self.identity else [], [name for name in left if "/" not in name]
+            files = state["files"] if state["identity"] == self.identity else []
+            sizes = {path.name: path.stat().st_size for path in (stage / NEW).iterdir()}
+            return [*takewhile(lambda entry: sizes.get(entry["name"]) == entry["bytes"], files)]
         except (OSError, ValueError, LookupError, TypeError):
-            return [], []
-
-    def _is_moved(self, entry: _Entry) -> bool:
-        return _is_complete(self.folder, entry) and sha256_file(self.folder / entry["name"]) == entry["sha256"]
-
-    def _record(self, stage: Path, done: Sequence[_Entry], *, placing: Sequence[str] = ()) -> None:
-        """Write the state.
-
-        Args:
-            stage: The staging folder.
-            done: The manifest's entries of the finished files.
-            placing: The names that an older export may have, as soon as an export has begun to move its files.
-        """
-        _write_json(stage / _STATE, {"identity": self.identity, "files": done, "placing": placing})
+            return []
 
 
 class _LinesFile:
@@ -289,8 +269,3 @@ def _ends(sources: Sequence[Path]) -> list[int]:
 
 def _write_json(path: Path, value: Any) -> None:
     write_atomically(path, f"{json.dumps(value, indent=1, ensure_ascii=False)}\n".encode())
-
-
-def _is_complete(stage: Path, entry: _Entry) -> bool:
-    path = stage / entry["name"]
-    return path.is_file() and path.stat().st_size == entry["bytes"]

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from niels_cache_assets.base.processes import delay_signals
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.commit import sync
+from niels_cache_runtime.format.commit import remove, sync
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
 NEW, OLD = "new", "old"  # folders in the stage: NEW has complete files to be moved, OLD the replaced files
@@ -75,6 +75,19 @@ def _is_below(name: str) -> bool:
     return name_problem(name) is None and name.count("/") <= 1 and not any(part.startswith(".") for part in name.split("/"))
 
 
+def existing_files(folder: Path, names: Iterable[str]) -> list[str]:
+    """Return the names of existing files in the export's folder, each once.
+
+    Raises:
+        NielsCacheError: If a folder is in the way.
+    """
+    found = [name for name in dict.fromkeys(names) if os.path.lexists(folder / name)]
+    for name in found:
+        if (folder / name).is_dir():
+            raise NielsCacheError(f"{folder / name}: is a folder in the place of an export file; choose another place")
+    return found
+
+
 def leftover_files(folder: Path, stage: Path) -> set[str]:
     """Return the names of the files that a killed export left in the folder while it moved files there.
 
@@ -86,6 +99,29 @@ def leftover_files(folder: Path, stage: Path) -> set[str]:
     except (OSError, ValueError, TypeError):  # there is no valid list of placed files
         return set()
     return {name for name, identity in named if _is_below(name) and os.path.lexists(folder / name) and _identity(folder / name) == identity}
+
+
+def take_back(folder: Path, stage: Path, *, force: bool) -> None:
+    """Move the files that a killed export left in the folder back to stage/NEW.
+
+    Args:
+        folder: The folder of the export.
+        stage: The staging directory.
+        force: Whether the files of an older export in stage/OLD may be lost.
+
+    Raises:
+        NielsCacheError: If there are such files, and `force` is not set.
+    """
+    if (stage / OLD).exists() and not force:
+        raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or delete them with --force")
+    for name in leftover_files(folder, stage):
+        os.replace(folder / name, stage / NEW / name)
+
+
+def empty_folder(folder: Path) -> None:
+    """Remove everything in a folder."""
+    for path in folder.iterdir():
+        remove(path)
 
 
 def _identity(path: Path) -> list[int]:

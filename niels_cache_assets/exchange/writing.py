@@ -6,7 +6,6 @@ them.
 """
 
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
@@ -16,7 +15,16 @@ import numpy as np
 
 from niels_cache_assets.disk.space import SpaceNeed, explain_disk_full, name_path, require_free_space
 from niels_cache_assets.disk.staging import export_stage
-from niels_cache_assets.exchange.replacing import NEW, OLD, ExportTarget, leftover_files, swap_files
+from niels_cache_assets.exchange.replacing import (
+    NEW,
+    OLD,
+    ExportTarget,
+    empty_folder,
+    existing_files,
+    leftover_files,
+    swap_files,
+    take_back,
+)
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -103,11 +111,7 @@ class ExportPlan:
             NielsCacheError: If a folder is in the way.
         """
         names = [name for place in self.targets for name in place.older(self.folder)]
-        names += [file.name for file in self.files if os.path.lexists(self.folder / file.name)]
-        for name in names:
-            if (self.folder / name).is_dir():
-                raise NielsCacheError(f"{self.folder / name}: is a folder in the place of an export file; choose another place")
-        return list(dict.fromkeys(names))
+        return existing_files(self.folder, [*names, *(file.name for file in self.files)])
 
     def existing(self) -> list[str]:
         """Return the names of `older`, without the files that a killed export left.
@@ -155,10 +159,7 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: OnExportPro
     need = SpaceNeed(bytes=total, reason="its files")
     # If the stage has OLD files that could not be put back, it stays.
     with explain_disk_full(need), export_stage(plan.folder, plan.stage, kept=OLD, advice="the export was stopped") as stage:
-        if (stage / OLD).exists() and not force:
-            raise NielsCacheError(f"{stage / OLD}: holds files of an older export; put them back, or delete them with --force")
-        for name in leftover_files(plan.folder, stage):
-            os.unlink(plan.folder / name)
+        take_back(plan.folder, stage, force=force)
         empty_folder(stage)
         (stage / NEW).mkdir()
         require_free_space(plan.folder, need)  # the new files are on disk in addition to the older export
@@ -254,12 +255,3 @@ def list_unit(list_name: str, units: Iterable[Unit]) -> Unit:
     """Return a unit with one file: the list of the files of `units`."""
     content = "".join(f"{file.name}\n" for unit in units for file in unit.files).encode()
     return make_unit((PlannedFile(name=list_name, bytes=len(content)), lambda: [content]))
-
-
-def empty_folder(folder: Path, *, but: str | None = None) -> None:
-    """Remove everything in a folder, except the file `but`."""
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != but:
-            path.unlink()

@@ -16,7 +16,6 @@ from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.corpus.layout import corpus_parts_dir, ranges_dir
-from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets import building
 from niels_cache_assets.defs.assets.upstream import observe_revision
@@ -171,7 +170,7 @@ def test_a_list_of_documents_to_leave_out_makes_the_parts_stale_and_builds_one(p
 def partition_states(found: Graph, instance: dg.DagsterInstance) -> dict[str, str]:
     """Whether each partition of the parts is fresh, stale or missing, as the UI tells it."""
     status = status_in(found, instance)
-    return {part: status(NAMES.parts, part) for part in keys.parts_of_datasets(found.registry)[NAME]}
+    return {part: status(NAMES.parts, part) for part in found.readers("plan", "part")[NAME]}
 
 
 def status_in(found: Graph, instance: dg.DagsterInstance) -> Callable[[dg.AssetKey, str], str]:

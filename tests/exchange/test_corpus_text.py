@@ -19,6 +19,7 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.corpus import store
 from niels_cache_assets.exchange import corpus_text as text_export
 from niels_cache_assets.exchange.corpus_text import FileType, TextExport
+from niels_cache_assets.exchange.replacing import swap_files
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.streaming import encode
@@ -93,10 +94,11 @@ def test_the_files_hold_the_documents_that_stay(books: tuple[Registry, Path], tm
         assert not context.report.dropped
 
 
-def killed_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
-    """Raise Killed at this call among the writes of text, the renames and the removals of an export."""
+def killed_at(monkeypatch: pytest.MonkeyPatch, call: int, *names: str) -> None:
+    """Raise Killed at this call among the writes of text, the renames and the removals of an export, and at every later one."""
     calls = iter(range(call))
-    real = {(text_export, "_columns"): text_export._columns, (os, "replace"): os.replace, (os, "fsync"): os.fsync}
+    real = {(os, name): getattr(os, name) for name in names or ("replace", "rename", "unlink", "fsync")}
+    real |= {} if names else {(text_export, "_columns"): text_export._columns}
 
     def dying(function: Any) -> Any:
         def call_or_die(*arguments: Any, **settings: Any) -> Any:
@@ -141,7 +143,7 @@ def test_a_file_that_was_placed_and_then_deleted_is_written_again(
     export_of(books, tmp_path / "whole").write()
     folder, names = tmp_path / "out", export_of(books, tmp_path).names()
     with monkeypatch.context() as patch:
-        patch.setattr(text_export, "sync", stopped)
+        patch.setattr(text_export, "swap_files", place_and_stop)
         with pytest.raises(Killed):
             export_of(books, folder).write()
     (folder / names[1]).unlink()
@@ -151,41 +153,57 @@ def test_a_file_that_was_placed_and_then_deleted_is_written_again(
     assert content(folder) == content(tmp_path / "whole")
 
 
-def stopped(folder: Path) -> None:
+def place_and_stop(*arguments: Any, **settings: Any) -> None:
+    swap_files(*arguments, **settings)
     raise Killed
 
 
-def only_the_manifest(path: Path, missing_ok: bool = False) -> None:
-    if path.name == "books.json":
-        os.unlink(path)
-
-
-def test_after_a_stop_files_of_an_older_export_go_although_the_documents_have_changed(
+def test_after_a_stop_its_files_go_although_the_documents_have_changed(
     books: tuple[Registry, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the state of the stopped export says which they are, and which files it has placed itself."""
-    export_of(books, tmp_path, "parquet").write()
+    """Only the staging folder says that the stopped export has placed them."""
     with monkeypatch.context() as patch:
-        patch.setattr(text_export, "sync", stopped)
-        patch.setattr(Path, "unlink", only_the_manifest)
+        patch.setattr(text_export, "swap_files", place_and_stop)
         with pytest.raises(Killed):
-            export_of(books, tmp_path).write(force=True)
-    (tmp_path / "books.json").unlink()
-    assert {path.suffix for path in tmp_path.glob("books-*")} == {".zst", ".parquet"}
-    path = tmp_path / ".books.partial" / text_export._STATE
-    state = json.loads(path.read_bytes())
-    stale = {**state["files"][-1], "name": "books-00099.jsonl.zst"}
-    path.write_text(json.dumps({**state, "identity": {}, "files": [*state["files"], stale]}))
-    (tmp_path / stale["name"]).write_bytes(b"of other documents")
+            export_of(books, tmp_path, "parquet").write()
+    assert len(list(tmp_path.glob("books-*.parquet"))) > 3
     export_of(books, tmp_path).write()
     assert sorted(content(tmp_path)) == sorted(["books.json", *export_of(books, tmp_path).names()])
+
+
+@pytest.mark.parametrize("call", [1, 3, 8])
+def test_after_a_kill_amid_the_renames_an_older_export_goes_only_with_force(
+    books: tuple[Registry, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    export_of(books, tmp_path, "parquet").write()
+    before = content(tmp_path)
+    assert len(before) > 4
+    with monkeypatch.context() as patch:
+        killed_at(patch, call, "rename")
+        with pytest.raises(Killed):
+            export_of(books, tmp_path).write(force=True)
+    assert not (tmp_path / "books.json").exists()
+    assert {**content(tmp_path / ".books.partial" / "old"), **content(tmp_path)}.items() >= before.items()
+    with pytest.raises(NielsCacheError, match="--force"):
+        export_of(books, tmp_path).write()
+    export_of(books, tmp_path).write(force=True)
+    assert sorted(content(tmp_path)) == sorted(["books.json", *export_of(books, tmp_path).names()])
+    assert not (tmp_path / ".books.partial").exists()
+
+
+def test_a_folder_in_the_way_is_not_deleted(books: tuple[Registry, Path], tmp_path: Path) -> None:
+    folder = tmp_path / export_of(books, tmp_path).names()[1]
+    folder.mkdir()
+    with pytest.raises(NielsCacheError, match="is a folder"):
+        export_of(books, tmp_path).write(force=True)
+    assert folder.is_dir()
 
 
 def test_after_a_stop_a_file_of_the_user_still_needs_force(
     books: tuple[Registry, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(text_export, "sync", stopped)
+        patch.setattr(text_export, "swap_files", place_and_stop)
         with pytest.raises(Killed):
             export_of(books, tmp_path, "parquet").write()
     export = export_of(books, tmp_path)

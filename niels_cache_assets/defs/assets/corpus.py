@@ -23,8 +23,6 @@ from niels_cache_assets.defs.recording import kept_record
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 
-_GROUP = "corpus"
-
 _DOCUMENTS = """The cleaned documents of a data set, and their signatures.
 
 `corpus/<data set>/documents_*.parquet` (zstd), `rejected.parquet` (50 examples for each reason), `digests.npy` and `signatures.npy` (for
@@ -104,36 +102,32 @@ def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     by all of them. The steps of parts and ranges are those of `pretrain/parts` (assets/parts.py).
     """
     found: list[dg.AssetsDefinition] = []
-    if in_parts := keys.parts_of_corpora(registry):
+    if registry.corpora_in_parts():
         parts = partition_asset(
             registry,
             "corpus_part",
-            deps=[keys.mapped(names_of(registry).plan, in_parts)],
-            group_name=_GROUP,
+            deps=keys.deps_on(registry, "corpus_part", "plan"),
             kinds={"parquet"},
             code_version=Corpus.version,
             description=_PARTS,
         )
         found.append(parts)
     if registry.search_ranges:
-        shared: dict[str, Any] = {"group_name": _GROUP, "kinds": {"numpy"}, "code_version": SearchStep.version}
+        shared: dict[str, Any] = {"kinds": {"numpy"}, "code_version": SearchStep.version}
         found.append(artifact_asset(registry, "hashes", deps=[_searched(registry)], description=_HASHES, **shared))
         found.append(partition_asset(registry, "range", deps=[names_of(registry).hashes], description=_RANGES, **shared))
     return [*found, *_corpora(registry)] if registry.prepared() else []
 
 
 def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
-    names, prepared, in_parts = names_of(registry), registry.prepared(), keys.parts_of_corpora(registry)
-    above = [keys.mapped(names.upstream["pretrain"], prepared)]
-    if in_parts:
-        above.append(keys.mapped(names.corpus_parts, {part: name for name, parts in in_parts.items() for part in parts}))
+    names, prepared = names_of(registry), registry.prepared()
+    above = [keys.mapped(names.upstream["pretrain"], prepared), *keys.deps_on(registry, "corpus", "corpus_part")]
     settings = fingerprint_of({**dedup_identity(registry.dedup), "order": dedup_order(registry)})
 
     @dg.asset(
         key=names.kept,
         deps=[names.documents, names.duplicates],
         partitions_def=keys.corpus_partitions(registry),
-        group_name=_GROUP,
         kinds={"parquet"},
         code_version=Corpus.version,
         description=_KEPT,
@@ -150,7 +144,6 @@ def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
             partitions=prepared,
             streams=True,
             deps=above,
-            group_name=_GROUP,
             kinds={"parquet"},
             code_version=Corpus.version,
             description=_DOCUMENTS,
@@ -159,7 +152,6 @@ def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
             registry,
             "corpus/duplicates",
             deps=[_searched(registry), *([names.ranges] if registry.search_ranges else [])],
-            group_name=_GROUP,
             kinds={"parquet"},
             code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
             description=_DUPLICATES,
@@ -170,7 +162,6 @@ def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
             "report",
             partitions=prepared,
             deps=[names.documents, names.duplicates],
-            group_name="reports",
             kinds={"report"},
             code_version=CorpusReport.version,
             description=_REPORT,

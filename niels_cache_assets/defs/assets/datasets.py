@@ -6,7 +6,6 @@ Dagster keeps results that were yielded before an error, and records an asset as
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import dagster as dg
 
@@ -61,8 +60,9 @@ def dataset_assets(registry: Registry, family: Family) -> dg.AssetsDefinition:
     """Return the three assets of the data sets of a family, in topological order."""
     names = names_of(registry)
     run_config = PretrainConfig if family == "pretrain" else FamilyConfig
-    above = [dg.AssetDep(names.tokenizer), *(_above_pretrain(registry) if family == "pretrain" else [dg.AssetDep(names.upstream["sft"])])]
-    shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
+    # The version of upstream also covers the settings of a data set, such as its token budgets. So one with a corpus needs upstream, too.
+    above = [dg.AssetDep(names.tokenizer), dg.AssetDep(names.upstream[family]), *keys.deps_on(registry, family, "part", "corpus")]
+    version = CODE_VERSIONS[family]
     columns = {"dagster/column_schema": split_schema(family)}
     files = "shards" if family == "pretrain" else "pairs"
 
@@ -74,7 +74,9 @@ def dataset_assets(registry: Registry, family: Family) -> dg.AssetsDefinition:
         name=names.stream_ops[family],
         specs=[
             *(
-                dg.AssetSpec(key, deps=above, description=described(_SPLITS[family], split), kinds={"numpy"}, metadata=columns, **shared)
+                dg.AssetSpec(
+                    key, deps=above, description=described(_SPLITS[family], split), kinds={"numpy"}, metadata=columns, code_version=version
+                )
                 for split, key in names.splits[family].items()
             ),
             dg.AssetSpec(
@@ -82,7 +84,7 @@ def dataset_assets(registry: Registry, family: Family) -> dg.AssetsDefinition:
                 deps=[*above, *names.splits[family].values()],
                 description=described(_META, "train"),
                 kinds={"json"},
-                **shared,
+                code_version=version,
             ),
         ],
         partitions_def=keys.partitions(registry, family),
@@ -103,20 +105,3 @@ def dataset_assets(registry: Registry, family: Family) -> dg.AssetsDefinition:
         yield from recorded_results(context, registry, outcome, source=source)
 
     return stream
-
-
-def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
-    """Return the dependencies of the pretrain assets: upstream, the parts of a data set, and the corpus of a data set that has one.
-
-    The version of upstream also covers the settings of a data set, for example its token budgets. So a data set with a corpus needs this
-    dependency, too. A data set depends on its own list of duplicates (`kept`), and not on all of corpus/duplicates (see assets/corpus.py).
-    """
-    names = names_of(registry)
-    upstream = [dg.AssetDep(names.upstream["pretrain"])]
-    if in_parts := keys.parts_of_datasets(registry):
-        upstream.append(keys.mapped(names.parts, {part: name for name, parts in in_parts.items() for part in parts}))
-    if not registry.prepared():
-        return upstream
-    readers, buildable = graph(registry, "").readers("corpus", "pretrain"), set(registry.partition_keys("pretrain"))
-    mapping = {name: [each for each in readers.get(name, ()) if each in buildable] for name in registry.prepared()}
-    return [*upstream, *(keys.mapped(asset, mapping) for asset in (names.documents, names.kept))]

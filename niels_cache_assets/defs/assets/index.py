@@ -45,7 +45,6 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
             partitions=built,
             is_configurable=False,
             deps=[mapped(names.splits["pretrain"]["train"], blends_of)],
-            group_name="index",
             kinds={"numpy"},
             code_version=f"{BlendIndex.version}-{settings[:8]}",  # so that changed settings of [blend.*] show as unsynced
             description=_DESCRIPTION,

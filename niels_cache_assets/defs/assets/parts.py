@@ -35,7 +35,6 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError
 
-_GROUP = "pretrain"
 ASK_SECONDS = 5.0  # minimum time between two queries for the end of a run
 
 _PLAN = """The plan of a data set in parts: its files at one revision, the files of each part, and the share of each part in the budgets.
@@ -71,9 +70,9 @@ json.load(open("cache/pretrain/.parts/<data set>/part-00000/meta.json"))["train_
 def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     """Return the three assets, without `val_part` if no data set needs it. Corpora in parts have only a plan here."""
     names, planned = names_of(registry), keys.datasets_with_plan(registry)
-    in_parts, prepared = keys.parts_of_datasets(registry), registry.prepared()
+    in_parts = registry.in_parts()
     with_val = [name for name in in_parts if registry.pretrain[name].has_val_part]
-    of_tokens: dict[str, Any] = {"group_name": _GROUP, "kinds": {"numpy"}, "code_version": CODE_VERSIONS["pretrain"]}
+    of_tokens: dict[str, Any] = {"kinds": {"numpy"}, "code_version": CODE_VERSIONS["pretrain"]}
     found = []
     if planned:
         plan = artifact_asset(
@@ -82,22 +81,16 @@ def parts_assets(registry: Registry) -> list[dg.AssetsDefinition]:
             partitions=planned,
             begin=lambda plan, config, context: limit_parts(context.instance, registry),  # its parts follow, and [cluster] may have changed
             deps=[keys.mapped(names.upstream["pretrain"], planned)],
-            group_name=_GROUP,
             kinds={"json"},
             code_version=PartsPlan.version,
             description=_PLAN,
         )
         found.append(plan)
     if with_val:
-        above = [dg.AssetDep(names.tokenizer), keys.mapped(names.plan, with_val)]
+        above = [names.tokenizer, *keys.deps_on(registry, "val_part", "plan")]
         found.append(artifact_asset(registry, "val_part", partitions=with_val, deps=above, description=_VAL, **of_tokens))
     if in_parts:
-        of_plan, of_corpus = (
-            {name: parts for name, parts in in_parts.items() if (name in prepared) is is_prepared} for is_prepared in (False, True)
-        )
-        inputs = [(names.plan, of_plan), (names.documents, of_corpus), (names.kept, of_corpus)]
-        inputs.append((names.val_part, {name: of_plan[name] for name in with_val}))
-        above = [dg.AssetDep(names.tokenizer), *(keys.mapped(asset, readers) for asset, readers in inputs if readers)]
+        above = [names.tokenizer, *keys.deps_on(registry, "part", "plan", "corpus", "val_part")]
         found.append(partition_asset(registry, "part", deps=above, description=_PARTS, **of_tokens))
     return found
 

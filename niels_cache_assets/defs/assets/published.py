@@ -34,7 +34,6 @@ def _published(registry: Registry, family: Family) -> dg.AssetsDefinition:
         key=names.published[family],
         deps=[mapped(names.meta[family], chosen)],
         partitions_def=dg.StaticPartitionsDefinition(chosen),
-        group_name="published",
         kinds={"file"},
         code_version=CODE_VERSION,
         description=_DESCRIPTION,

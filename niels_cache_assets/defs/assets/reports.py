@@ -74,7 +74,6 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
     @dg.asset(
         key=names.mixture,
         deps=[names.meta["pretrain"]],
-        group_name="reports",
         required_resource_keys=names.resources,
         kinds={"report"},
         code_version=_code_version(registry, MIXTURE_CODE_VERSION),
@@ -125,7 +124,6 @@ def _cache(registry: Registry) -> dg.AssetsDefinition:
     @dg.asset(
         key=names.cache_report,
         deps=above,
-        group_name="reports",
         required_resource_keys=names.resources,
         kinds={"report"},
         code_version=_code_version(registry, CODE_VERSION),

@@ -33,7 +33,6 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
         registry,
         "tokenizer",
         begin=_require_inputs,
-        group_name="tokenizer",
         kinds={"file"},
         code_version=_code_version(registry),
         description=_DESCRIPTION,

@@ -48,7 +48,6 @@ def upstream_specs(registry: Registry) -> list[dg.AssetSpec]:
         dg.AssetSpec(
             names.upstream[family],
             partitions_def=partitions(registry, family),
-            group_name="upstream",
             kinds={"huggingface", "file"},
             description=_DESCRIPTION.format(family=family),
         )
