@@ -1,4 +1,4 @@
-"""The size of the packages: tokens of Python, lines and modules by room, and the lines of the tests.
+"""The size of the packages: tokens of Python, lines and modules by room, of sources that are packages of their own, and of the tests.
 
 Tokens are names, operators, numbers and strings, as `tokenize` sees them; a docstring is one token.
 
@@ -7,10 +7,12 @@ Tokens are names, operators, numbers and strings, as `tokenize` sees them; a doc
 
 import tokenize
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("niels_cache_assets", "niels_cache_runtime")
+SOURCES = ("niels_cache_wikipedia",)
 COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 if hasattr(tokenize, "FSTRING_START"):  # Python 3.12 splits an f-string; before, it was one string
     COUNTED += (tokenize.FSTRING_START,)
@@ -27,12 +29,12 @@ def count_tokens(path: Path) -> int:
     return count
 
 
-def rooms() -> dict[str, tuple[int, int, int]]:
-    """Map each room to its tokens, lines and modules."""
+def rooms(packages: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+    """Map each room of the packages to its tokens, lines and modules."""
     tokens: Counter[str] = Counter()
     lines: Counter[str] = Counter()
     modules: Counter[str] = Counter()
-    for package in PACKAGES:
+    for package in packages:
         for path in (ROOT / package).rglob("*.py"):
             parts = path.relative_to(ROOT).parts
             room = "/".join(parts[:2] if len(parts) > 2 else parts[:1]) + "/"
@@ -43,10 +45,10 @@ def rooms() -> dict[str, tuple[int, int, int]]:
 
 
 def main() -> None:
-    found = rooms()
+    found = rooms(PACKAGES)
     total = [sum(column) for column in zip(*found.values(), strict=True)]
     print(f"{'tokens':>8} {'lines':>7} {'modules':>7}  room")
-    for room, counts in [*found.items(), ("the two packages", total)]:
+    for room, counts in [*found.items(), ("the two packages", total), *rooms(SOURCES).items()]:
         print("{:>8,} {:>7,} {:>7,}".format(*counts), "", room)
     tests = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "tests").rglob("*.py"))
     print(f"{tests:>16,}          tests/")

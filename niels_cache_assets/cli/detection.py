@@ -27,7 +27,6 @@ from niels_cache_assets.sources.reading.rows import ARROW, file_rows, first_rows
 from niels_cache_assets.sources.roam import is_export
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, nested_value, require_field
 from niels_cache_assets.sources.types import PretrainSource
-from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family
 
@@ -230,7 +229,7 @@ def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
         return None
     if named in (None, "text", "wikipedia", "html", "epub"):
         if named == "wikipedia":
-            Wikipedia.model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
+            PRETRAIN_SOURCES["wikipedia"].model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
         with file_errors(SourceFile(path, path)), open_bytes(SourceFile(path, path), lambda damage: None) as stream:
             found = detect_content(first_bytes(stream))  # raises an error for what is never text
         if named is None and not (found and found.is_text):

@@ -6,9 +6,9 @@ A file has the name that a table gives as `source = "..."`.
     conversations    functions of all SFT kinds                val_share   the seeded share of documents that goes to val
     hub/             the Hugging Face hub                      net/        requests over the network
     finding/         files that a glob or a folder names       reading/    files, rows, encodings
-    mediawiki/       dumps and their markup
 
-A kind loads its module at first use. Importing this package opens no file and loads no large library.
+A kind that needs a reader of its own format is a package beside this one, such as `niels_cache_wikipedia`. It uses what the kinds here use,
+and nothing here imports it. A kind loads its module at first use. Importing this package opens no file and loads no large library.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,14 @@ S = TypeVar("S", bound=Source)
 
 
 class _Kinds(Mapping[str, type[S]]):
-    """The kinds of a family. Each name is that of a module, which has the class of the kind."""
+    """The kinds of a family by name. `classes` has the class of each in the module of that name, or in another: `MODULE:CLASS`."""
 
     def __init__(self, classes: Mapping[str, str]) -> None:
         self._classes = classes
 
     def __getitem__(self, name: str) -> type[S]:
-        class_name = self._classes[name]  # a KeyError, which a Mapping expects, before the import of a module that does not exist
-        return getattr(import_module(f"{__name__}.{name}"), class_name)
+        module, _, class_name = self._classes[name].rpartition(":")  # a KeyError, which a Mapping expects, before any import
+        return getattr(import_module(module or f"{__name__}.{name}"), class_name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._classes)
@@ -43,7 +43,7 @@ PRETRAIN_SOURCES: Mapping[str, type[PretrainSource]] = _Kinds(
         "wikitext": "Wikitext",
         "roam": "Roam",
         "gutenberg": "Gutenberg",
-        "wikipedia": "Wikipedia",
+        "wikipedia": "niels_cache_wikipedia.source:Wikipedia",
         "huggingface": "Huggingface",
         "markdown_folder": "MarkdownFolder",
         "parquet": "Parquet",

@@ -9,7 +9,8 @@ from pathlib import Path
 import niels_cache_runtime
 
 ROOT = Path(niels_cache_runtime.__file__).parent.parent
-MODULES = sorted(path for package in ("niels_cache_runtime", "niels_cache_assets") for path in (ROOT / package).rglob("*.py"))
+PACKAGES = ("niels_cache_runtime", "niels_cache_assets", "niels_cache_wikipedia")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 RUN_CODE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"}
 EVALUATE = {"eval", "exec", "compile", "__import__"}
 NUMPY_READERS_OF_HEADERS = {"load", "open_memmap", "read_array", "read_array_header_1_0", "read_array_header_2_0", "loadtxt", "genfromtxt"}

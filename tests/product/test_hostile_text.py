@@ -21,9 +21,9 @@ from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source
-from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_wikipedia.source import Wikipedia
 from tests.helpers.read_sources import COMPRESS, read
 
 BOMB = b"x" * (32 << 20)

@@ -11,7 +11,8 @@ from tests.helpers import programs
 
 ROOT = Path(niels_cache_runtime.__file__).parent.parent
 RUNTIME = sorted((ROOT / "niels_cache_runtime").rglob("*.py"))
-ASSETS = sorted((ROOT / "niels_cache_assets").rglob("*.py"))
+BESIDE = sorted((ROOT / "niels_cache_wikipedia").rglob("*.py"))
+ASSETS = [*sorted((ROOT / "niels_cache_assets").rglob("*.py")), *BESIDE]
 RUNTIME_MAY_IMPORT = sys.stdlib_module_names | {"numpy", "torch", "niels_cache_runtime"}
 OPTIONAL = {
     "lightning.py": {"lightning"},
@@ -69,6 +70,12 @@ print("imported", len({modules!r}))
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == f"imported {len(free)}", done.stderr
+
+
+def test_no_module_imports_a_source_that_is_a_package_of_its_own() -> None:
+    assert len(BESIDE) >= 5
+    others = [path for path in [*ASSETS, *RUNTIME] if path not in BESIDE]
+    assert [path.name for path in others if "niels_cache_wikipedia" in imported_packages(path)] == []
 
 
 def test_reading_and_verifying_a_cache_does_not_load_torch() -> None:

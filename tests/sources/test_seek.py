@@ -24,16 +24,16 @@ from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
-from niels_cache_assets.sources.mediawiki import dump as mediawiki
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source, StreamContext
-from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron import IndexedWriter
+from niels_cache_wikipedia import dump as mediawiki
+from niels_cache_wikipedia.source import Wikipedia
 from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, corpus_registry
 from tests.helpers.exports import random_documents, write_documents_cache

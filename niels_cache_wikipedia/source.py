@@ -18,8 +18,6 @@ from pydantic import Field, model_validator
 
 from niels_cache_assets.base.documents import Document, DropReport, describe_origin
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.mediawiki.dump import read_pages, read_site
-from niels_cache_assets.sources.mediawiki.site import NO_SITE, REDIRECT, Site
 from niels_cache_assets.sources.reading.encodings import Damage, DecodingCounts
 from niels_cache_assets.sources.reading.file_source import HasKeepDamaged
 from niels_cache_assets.sources.reading.files import SourceFile, find_splits
@@ -27,6 +25,8 @@ from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched, row_id, row_title, text_problem
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_wikipedia.dump import read_pages, read_site
+from niels_cache_wikipedia.site import NO_SITE, REDIRECT, Site
 
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 
@@ -70,7 +70,7 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
 
         An article without text is dropped as `empty`, or as `list_page` if it has only sections that list names or works.
         """
-        from niels_cache_assets.sources.mediawiki.markup import Form, text_or_list
+        from niels_cache_wikipedia.markup import Form, text_or_list
 
         converted, examples = [], []
         dropped = DropReport()
