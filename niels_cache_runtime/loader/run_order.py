@@ -101,15 +101,17 @@ class RunOrder:
         self._blocks, self._seed, self._shuffle = blocks, seed, shuffle
         self._set_epochs({})
 
-    def grown(self, phases: Mapping[str, Phases]) -> "RunOrder":
+    def grown(self, phases: Mapping[str, Phases], blocks: Sequence[SourceBlocks] | None = None) -> "RunOrder":
         """Return the order of a run in which some sources have grown.
 
         Args:
             phases: The phases of these sources, by name; see Epochs.
+            blocks: The blocks of each source, for an order in blocks.
         """
         if phases == self.phases:
             return self
         changed = copy.copy(self)
+        changed._blocks = blocks or self._blocks
         changed._set_epochs(phases)
         return changed
 
@@ -130,8 +132,9 @@ class RunOrder:
             return [Order(n, seed=self._seed, name=name) for _, n in epochs.phases] if self._shuffle else ()
         settings: dict[str, Any] = {"seed": self._seed, "name": name, "lanes": self.lanes, "shuffle": self._shuffle}
         # A phase before the growth has the first samples, so its last blocks are cut or have none.
+        own = self._blocks[source]
         return [
-            BlockOrder(np.minimum(self._blocks[source].samples, n), began=(first, epoch), **settings)
+            BlockOrder(own.earlier.get(n, np.minimum(own.samples, n)), began=(first, epoch), **settings)
             for (first, n), epoch in zip(epochs.phases, epochs.first_epochs.tolist(), strict=True)
         ]
 
@@ -147,6 +150,13 @@ class RunOrder:
             if orders := self._orders[source]:
                 numbers[places] = orders[self._epochs[source].phase(epoch)].at(numbers[places], epoch)
         return SampleLocations(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
+
+    def samples_of(self, name: str, epoch: int, numbers: Ints) -> list[int | None]:
+        """Return the samples of the run at which an epoch of a source comes to its samples `numbers`, or None where it never does."""
+        source = self.names.index(name)
+        epochs, orders = self._epochs[source], self._orders[source]
+        places = orders[epochs.phase(epoch)].positions(numbers, epoch) if orders else numbers
+        return [self.blend.position(source, epochs.start(epoch) + place) for place in places.tolist()]
 
     def epochs_read(self, samples: int) -> list[Fraction]:
         """Return how often each source was read after the first `samples` samples of the run; see Epochs.read."""
