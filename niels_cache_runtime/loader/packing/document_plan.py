@@ -59,9 +59,10 @@ class PlanUnit(NamedTuple):
 
 
 class PlanTotals(NamedTuple):
-    """Counts over all rows of a plan.
+    """Counts over all rows of a plan. `str` gives one line.
 
     Attributes:
+        T: Inputs per row.
         rows: The number of rows.
         inputs: The inputs that are not padding. In a row without padding, the last token is a target only.
         tokens: The tokens of all pieces.
@@ -71,6 +72,7 @@ class PlanTotals(NamedTuple):
         left_out: The documents of one token, which are in no row.
     """
 
+    T: int
     rows: int
     inputs: int
     tokens: int
@@ -78,6 +80,21 @@ class PlanTotals(NamedTuple):
     cut: int
     pieces: int
     left_out: int
+
+    @property
+    def padding(self) -> float:
+        """The share of the inputs that is padding."""
+        return 1 - self.inputs / max(1, self.rows * self.T)
+
+    @property
+    def least_rows(self) -> int:
+        """The number of rows that no packing of these pieces can be below."""
+        return -(-self.tokens // (self.T + 1))
+
+    def __str__(self) -> str:
+        rows = f"{self.rows:,} rows of {self.T + 1:,} tokens (at least {self.least_rows:,} are needed)"
+        cut = f"{self.documents:,} documents in {self.pieces:,} pieces, {self.cut:,} of them cut"
+        return f"{cut}; {rows}, {self.padding:.2%} padding; {self.left_out:,} documents of one token left out"
 
 
 class Pieces(NamedTuple):
@@ -185,6 +202,7 @@ def build_document_plan(
             inputs += rows * min(filled, T)
     units.append(PlanUnit(starts[-1], *firsts[-1], group_ends[-1]))
     totals = PlanTotals(
+        T=T,
         rows=group_ends[-1],
         inputs=inputs,
         tokens=tokens,

@@ -20,7 +20,14 @@ from niels_cache_runtime.cache.opening import OpenedSplit, listed_of_split, requ
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import FAMILIES, Array, Ints, Uints, doc_ends_name
 from niels_cache_runtime.format.meta import is_foreign, sha256_text
-from niels_cache_runtime.loader.packing.document_plan import DOCUMENT_PLAN_VERSION, DocumentPlan, EpochKeys, Pieces, build_document_plan
+from niels_cache_runtime.loader.packing.document_plan import (
+    DOCUMENT_PLAN_VERSION,
+    DocumentPlan,
+    EpochKeys,
+    Pieces,
+    PlanTotals,
+    build_document_plan,
+)
 from niels_cache_runtime.loader.packing.segments import RowSegments
 from niels_cache_runtime.loader.source import SampleRows, SourceBlocks, TokenOrigins
 from niels_cache_runtime.loader.windows import PretrainWindows
@@ -80,6 +87,10 @@ class PackedDocuments(PretrainWindows):
         if not totals.rows:
             raise NielsCacheError(f"{self.folder}: its {totals.left_out} documents have one token each, so there is no target to learn")
         self.samples, self.tokens, self.packs = totals.rows, totals.inputs, True
+
+    def report(self) -> PlanTotals:
+        """Return the counts of an epoch, as the split is now."""
+        return self._plan.totals
 
     @property
     def _plans(self) -> Path:
@@ -203,6 +214,22 @@ class PackedDocuments(PretrainWindows):
 
     def _read_after(self, starts: Ints, ends: Ints) -> Ints:
         return np.minimum(self.T, self._stream_ends[-1] - ends)
+
+
+def count_rows(folder: str, *, T: int, block_files: int | None = None) -> PlanTotals:
+    """Return the counts of packing a split. No token is read, and no plan is written.
+
+    Args:
+        folder: The folder of the split.
+        T: Inputs per row.
+        block_files: The number of files of a block, None for one block.
+
+    Raises:
+        NielsCacheError: For the reasons that PackedDocuments lists.
+    """
+    windows = PretrainWindows(folder, T=T)
+    edges = windows._block_edges(block_files or len(windows.files))[1]
+    return build_document_plan(new_array, require_doc_ends(folder, windows.doc_ends), T=T, edges=edges)
 
 
 def doc_ends_entry(ends: Uints) -> dict[str, Any]:
