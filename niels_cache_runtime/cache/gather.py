@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.mmap import MappedTokens
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Array, Ints, Tokens
+from niels_cache_runtime.format.layout import IGNORE_INDEX, Array, Ints, Tokens
 
 _CPU = torch.device("cpu")
 _INT64 = np.dtype(np.int64)
@@ -99,7 +99,7 @@ class InputTargetMaker:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._is_cpu, self._is_cuda = device.type == "cpu", device.type == "cuda"  # reading device.type costs a microsecond per batch
-        self._memory = _RecycledMemory()
+        self._memory, self._masked = _RecycledMemory(), _RecycledMemory()
 
     def __reduce__(self) -> tuple[type, tuple[torch.device]]:  # recycled memory belongs to one process
         return InputTargetMaker, (self._device,)
@@ -122,6 +122,15 @@ class InputTargetMaker:
         if self._is_cpu:
             return torch.from_numpy(x), torch.from_numpy(y)
         return to_device(x, self._device), to_device(y, self._device)
+
+    def ignoring(self, y: torch.Tensor, places: Ints) -> torch.Tensor:
+        """Return the targets y with IGNORE_INDEX at some places, counted over all rows."""
+        if not self._is_cpu:
+            return y.flatten().index_fill(0, to_device(places, self._device), IGNORE_INDEX).view_as(y)
+        masked, _ = self._masked.take(*y.shape)  # the second array is never touched, so it takes no memory
+        np.copyto(masked, y.numpy())
+        masked.reshape(-1)[places] = IGNORE_INDEX
+        return torch.from_numpy(masked)
 
 
 class _RecycledMemory:

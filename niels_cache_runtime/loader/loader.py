@@ -29,7 +29,7 @@ from niels_cache_runtime.loader.preference.batch import make_maker
 from niels_cache_runtime.loader.prefetch import prefetched_batches
 from niels_cache_runtime.loader.remote.opening import Sources
 from niels_cache_runtime.loader.report import MixtureReport, make_report
-from niels_cache_runtime.loader.run_order import RunOrder, plan_batches
+from niels_cache_runtime.loader.run_order import RunOrder, SampleLocations, plan_batches
 from niels_cache_runtime.loader.settings import (
     SFT,
     BestFit,
@@ -508,7 +508,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             workers: The number of workers.
             done: The number of batches that the worker has made.
         """
-        plan = plan_batches(self._run_order, self._steps, position, worker=worker, workers=workers, done=done)
+        plan = plan_batches(self._run_order, self._steps, position, worker=worker, workers=workers, done=done, prepare=self._prepare)
         copied = [name for name, source in self._sources.items() if isinstance(source, PretrainWindows) and source.is_copied]
         if not copied:
             return map(self._maker.make, plan)
@@ -519,6 +519,11 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         visits = self._visits_of(copied)
         feed = BlockFeed(self._sources, visits, self._maker.make, self._settings, end=end, first=first, step=workers * rows)
         return feed.batches(plan)
+
+    def _prepare(self, located: SampleLocations) -> None:
+        for source, epoch, places in located.groups() if self._packed else ():
+            if (packed := self._packed.get(self.names[source])) is not None:
+                packed.prepare(located.numbers[places], epoch=epoch)
 
     @property
     def _steps(self) -> Steps:

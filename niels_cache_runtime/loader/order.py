@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from niels_cache_runtime.cache.checks import check_whole
-from niels_cache_runtime.format.layout import Ints, Uints
+from niels_cache_runtime.format.layout import Array, Ints, Uints
 
 ORDER_VERSION = 1
 MAX_SAMPLES = 2**62
@@ -27,7 +27,6 @@ _ROUNDS_OF_FEW = 24  # on halves of two or three values, 8 rounds visibly prefer
 _FEW = 1000
 _SIDES_TRIED = 256
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_HALF = np.uint64(32)
 
 
 class Order:
@@ -87,16 +86,16 @@ class Order:
         return keys
 
 
-def permute(numbers: Uints, n: Any, sides: Sequence[Any], keys: Iterable[Any], *, backwards: bool = False) -> Uints:
+def permute(numbers: Array, n: Any, sides: Sequence[Any], keys: Iterable[Any], *, backwards: bool = False) -> Array:
     """Return the image of each number under a Feistel network with cycle walking, a permutation of range(n). See Order.
 
     Each number may have a network of its own. `n`, the sides and the summands are arrays (m,) then.
 
     Args:
-        numbers: (m,), each below `n`.
+        numbers: (m,) uint64 or uint32, each below `n`. All other arguments have the same type.
         n: The length of the range.
-        sides: The two sides of the rectangle, uint64.
-        keys: For every round, a summand and an odd factor, uint64.
+        sides: The two sides of the rectangle.
+        keys: For every round, a summand and an odd factor.
         backwards: Whether to return the numbers whose images these are.
     """
 
@@ -112,11 +111,13 @@ def permute(numbers: Uints, n: Any, sides: Sequence[Any], keys: Iterable[Any], *
     return reached
 
 
-def _apply_rounds(numbers: Uints, sides: Sequence[Any], keys: Iterable[Any], *, backwards: bool) -> Uints:
+def _apply_rounds(numbers: Array, sides: Sequence[Any], keys: Iterable[Any], *, backwards: bool) -> Array:
     """Apply the Feistel network: a permutation of all numbers of the rectangle.
 
-    The arithmetic is in uint64 and wraps around.
+    The arithmetic has the type of the numbers, uint64 or uint32, and wraps around. The sides have at most half of its bits.
     """
+    dtype = numbers.dtype.type
+    half, multiplier = dtype(numbers.itemsize * 4), MULTIPLIER.astype(dtype)
     halves = np.divmod(numbers, sides[1])
     mixed = np.empty_like(numbers)
     spare = np.empty_like(numbers)
@@ -124,13 +125,13 @@ def _apply_rounds(numbers: Uints, sides: Sequence[Any], keys: Iterable[Any], *, 
     for number, (summand, factor) in reversed(rounds) if backwards else rounds:
         changed, other, side = halves[number % 2], halves[1 - number % 2], sides[number % 2]
         np.add(other, summand, out=mixed)
-        np.multiply(mixed, MULTIPLIER, out=mixed)
-        np.right_shift(mixed, _HALF, out=spare)
+        np.multiply(mixed, multiplier, out=mixed)
+        np.right_shift(mixed, half, out=spare)
         np.bitwise_xor(mixed, spare, out=mixed)
         np.multiply(mixed, factor, out=mixed)
-        np.right_shift(mixed, _HALF, out=mixed)  # scale 32 good bits to range(side), as in Lemire 2019 without the rejection
+        np.right_shift(mixed, half, out=mixed)  # scale its good bits to range(side), as in Lemire 2019 without the rejection
         np.multiply(mixed, side, out=mixed)
-        np.right_shift(mixed, _HALF, out=mixed)
+        np.right_shift(mixed, half, out=mixed)
         # This is modulo the side: of the two candidates, the smaller one did not wrap around.
         if backwards:
             np.subtract(changed, mixed, out=changed)

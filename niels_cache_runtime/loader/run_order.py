@@ -11,7 +11,7 @@ that a resumed run waits for one batch only.
 """
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -196,12 +196,19 @@ class RunOrder:
 
 
 def plan_batches(
-    run_order: RunOrder, steps: Steps, position: Position, *, worker: int, workers: int, done: int
+    run_order: RunOrder,
+    steps: Steps,
+    position: Position,
+    *,
+    worker: int,
+    workers: int,
+    done: int,
+    prepare: Callable[[SampleLocations], None],
 ) -> Iterator[SampleLocations]:
     """Yield the places of the batches that one worker of a DataLoader makes from `position` to the end of the pass.
 
     Count the batches after `position` from 0. Worker number `worker` makes every `workers`-th batch, beginning with batch number `worker`.
-    Its first `done` batches are left out.
+    Its first `done` batches are left out. `prepare` is called with the places of several batches before the first of them comes.
     """
     full, last = steps.full(position), steps.last(position)
     sizes = position.sizes
@@ -212,6 +219,7 @@ def plan_batches(
         count = block if full is None else min(block, -(-(full - index) // workers))
         batches = index + workers * np.arange(count)
         located = run_order.locate((batches[:, None] * sizes.rows + own).ravel())
+        prepare(located)
         for first in range(0, len(located), sizes.B):
             yield located.part(first, first + sizes.B)
         index += workers * count

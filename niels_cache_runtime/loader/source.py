@@ -41,11 +41,13 @@ class SampleRows:
         tokens: (n, T+1) uint16 or uint32.
         boundaries: The starts of documents, or None unless requested.
         targets: (n, T) bool, whether a model should learn each of `tokens[:, 1:]`. None means all of them.
+        ignored: The places of targets that a model should not learn, in the flattened targets. None if `targets` says it.
     """
 
     tokens: Tokens
     boundaries: DocumentStarts | None = None
     targets: Bools | None = None
+    ignored: Ints | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.layout import Array
 from niels_cache_runtime.loader.packing.document_plan import DOCUMENT_PLAN_VERSION, DocumentPlan, EpochKeys, Pieces, build_document_plan
 from niels_cache_runtime.loader.packing.documents import PackedDocuments
-from tests.helpers.hand_made import EOT, write_stream
+from tests.helpers.hand_made import EOT, write_sft, write_stream
 
 SETTINGS: dict[str, Any] = {"T": 16, "B": 3, "seed": 5, "packing": "best_fit"}
 
@@ -153,13 +153,13 @@ def test_rows_are_pinned_for_this_version() -> None:
         0: [(0, 6)],
         1: [(15, 6)],
         2: [(20, 6)],
-        3: [(28, 3), (25, 3)],
+        3: [(25, 3), (28, 3)],
         4: [(6, 4), (33, 2)],
-        5: [(31, 2), (10, 4)],
+        5: [(10, 4), (31, 2)],
     }
     plan, _ = plan_of(drawn(10_000, 1, 2000), 1024, edges=[1_000_000, 5_000_000])
     pieces = plan.pieces(np.arange(plan.totals.rows), EpochKeys(42, 3))
-    assert hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in pieces)).hexdigest()[:16] == "1727f7c0e8d3557f"
+    assert hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in pieces)).hexdigest()[:16] == "b31861bb1edfa9d5"
 
 
 def write_documents(folder: Path, lengths: Sequence[int], *, shard_tokens: int = 50) -> tuple[str, np.ndarray]:
@@ -187,6 +187,7 @@ def test_a_batch_has_whole_documents_their_fields_and_masked_targets(split: tupl
         assert torch.equal(batch.y_masked[is_target], batch.y[is_target])
         same = batch.document_ids[:, :-1] == batch.document_ids[:, 1:]
         trace = loader.trace(step)
+        assert np.array_equal(trace.tokens[:, :-1], batch.x.numpy())
         is_padding = torch.from_numpy(trace.documents < 0)
         assert torch.equal(is_target[:, :-1], same & ~is_padding[:, 1:-1])
         assert batch.x[is_padding[:, :-1]].eq(EOT).all()
@@ -196,6 +197,27 @@ def test_a_batch_has_whole_documents_their_fields_and_masked_targets(split: tupl
     ends = stream == EOT
     assert learned == Counter(zip(stream[:-1][~ends[:-1]].tolist(), stream[1:][~ends[:-1]].tolist(), strict=True))
     assert loader.report(1).sources[0].tokens == 3 * loader._sources["notes"].tokens // len(loader) // 3
+
+
+def test_a_blend_mixes_packed_documents_with_conversations(split: tuple[str, np.ndarray], tmp_path: Path) -> None:
+    sources = {"notes": split[0], "chats": str(write_sft(tmp_path / "sft" / "chats") / "train")}
+    loader = TokenLoader(sources, **SETTINGS | {"B": 8}, weights={"notes": 3, "chats": 1}, fields=["dataset_ids"])
+    source, seen = loader._sources["notes"], 0
+    for step, batch in enumerate(islice(loader, 5)):
+        trace: Any = loader.trace(step)
+        for row in np.flatnonzero(trace.dataset_ids == 0).tolist():
+            alone = source.read(trace.numbers[row : row + 1], epoch=int(trace.epochs[row]), boundaries=True)
+            expected = alone.tokens[0, 1:].astype(np.int64)
+            assert alone.ignored is not None
+            expected[alone.ignored] = -100
+            assert batch.y_masked is not None
+            assert batch.y_masked[row].tolist() == expected.tolist()
+            seen += 1
+    assert seen > 20
+    report = loader.report(10).sources
+    assert "padding" in str(report[0].details)
+    with pytest.raises(NielsCacheError, match="chats"):
+        loader.find(0, source="chats")
 
 
 @pytest.mark.parametrize("order", ["split", Blocks(shards=4, lanes=2)])
@@ -209,7 +231,7 @@ def test_ranks_share_an_epoch_and_a_run_resumes_exactly_on_other_ranks(split: tu
     assert len({tuple(row.tolist()) for rows in whole for row in rows}) > 200
 
 
-@pytest.mark.parametrize("settings", [{}, {"shuffle": False}, {"order": Blocks(shards=4, lanes=3)}, {"order": Blocks(shards=1)}])
+@pytest.mark.parametrize("settings", [{}, {"shuffle": False}, {"order": Blocks(shards=4, lanes=3)}])
 def test_find_is_trace_backwards(split: tuple[str, np.ndarray], settings: dict[str, Any]) -> None:
     loader = TokenLoader({"a": split[0], "b": split[0]}, **SETTINGS | {"B": 240}, weights={"a": 2, "b": 1}, **settings)
     wanted: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
@@ -222,7 +244,7 @@ def test_find_is_trace_backwards(split: tuple[str, np.ndarray], settings: dict[s
             key = loader.names[int(trace.dataset_ids[row])], int(trace.epochs[row]), int(trace.documents[row, column])
             wanted.setdefault(key, []).append((step * 240 + row, column))
     assert np.array_equal(loader.as_dataset(samples)[samples - 1]["y"].numpy(), trace.tokens[-1, 1:])
-    checked = [key for key in wanted if key[2] % 9 == 0]
+    checked = [key for key in wanted if key[2] % 19 == 0]
     assert len({key[:2] for key in checked}) > 2
     for name, epoch, document in checked:
         found = [(sample, column) for sample, column in loader.find(document, source=name, epoch=epoch) if sample < samples]

@@ -36,9 +36,10 @@ DOCUMENT_PLAN_VERSION = 1  # must change whenever the same documents, T, seed an
 MAX_UNIT_DOCUMENTS = 1 << 26
 
 _CHUNK = 1 << 18  # documents at a time: more would take more memory, and less would take more calls
-_EVERY = 64  # documents from one stored count of full pieces to the next
+_EVERY = 16  # documents from one stored count of full pieces to the next
 _ROUNDS = 8
 _SIDES_TRIED = 16
+_HALF = np.uint64(32)
 _ORDINAL = np.dtype("<u4")
 
 
@@ -120,9 +121,9 @@ class EpochKeys:
     """
 
     def __init__(self, seed: int, epoch: int) -> None:
-        stream = hashlib.shake_256(f"niels-cache documents {DOCUMENT_PLAN_VERSION} {seed} {epoch}".encode()).digest((_ROUNDS + 2) * 8)
-        self._classes, self._rows, *factors = np.frombuffer(stream, dtype="<u8").astype(np.uint64)
-        self._factors = [factor | np.uint64(1) for factor in factors]
+        stream = hashlib.shake_256(f"niels-cache documents {DOCUMENT_PLAN_VERSION} {seed} {epoch}".encode()).digest(16 + _ROUNDS * 4)
+        self._classes, self._rows = np.frombuffer(stream[:16], dtype="<u8").astype(np.uint64)
+        self._factors = np.frombuffer(stream[16:], dtype="<u4").astype(np.uint32) | np.uint32(1)
 
     def place(self, places: Ints, classes: Array, *, backwards: bool = False) -> Ints:
         """Return the ordinal in its class at each place, or with `backwards` the place of each ordinal.
@@ -132,21 +133,21 @@ class EpochKeys:
             classes: (5, n), for each place the size, length, unit and sides of its class.
             backwards: Whether to return the inverse.
         """
-        size, length, unit, *sides = classes.view(np.uint64)
-        summands = _mixed((unit << np.uint64(32) | length) + self._classes)
+        size, _, _, *sides = classes.astype(np.uint32)
+        summands = _mixed((classes[2].view(np.uint64) << _HALF | classes[1].view(np.uint64)) + self._classes)
         keys = [(summands, factor) for factor in self._factors]
-        return permute(places.view(np.uint64), size, sides, keys, backwards=backwards).view(IDX_DTYPE)
+        return permute(places.astype(np.uint32), size, sides, keys, backwards=backwards).astype(IDX_DTYPE)
 
-    def sort_key(self, rows: Ints, slots: Ints) -> Uints:
-        """Return a number of 64 bits that decides the place of a slot in its row."""
+    def sort_key(self, rows: Ints, slots: Ints) -> Array:
+        """Return a number of 32 bits that decides the place of a slot in its row."""
         return _mixed((rows.view(np.uint64) << np.uint64(20)) + slots.view(np.uint64) + self._rows)
 
 
-def _mixed(numbers: Uints) -> Uints:
+def _mixed(numbers: Uints) -> Array:
     for _ in range(2):
         numbers = numbers * MULTIPLIER
-        numbers ^= numbers >> np.uint64(32)
-    return numbers
+        numbers ^= numbers >> _HALF
+    return (numbers * MULTIPLIER >> _HALF).astype(np.uint32)
 
 
 def build_document_plan(
@@ -237,7 +238,7 @@ def _cut(ends: Ints, first: int, stop: int, T: int) -> Iterator[tuple[int, Ints,
 
 
 def _count_full_pieces(allocate: Allocate, ends: Ints, T: int) -> tuple[Ints, dict[str, int]]:
-    """Return how many full pieces the documents before every 64th one have, and counts of documents."""
+    """Return how many full pieces the documents before every 16th one have, and counts of documents."""
     stored = allocate("full_counts", (len(ends) // _EVERY + 1,), IDX_DTYPE)
     stored[0] = count = 0
     counts = {"rests": 0, "cut": 0, "left_out": 0}
@@ -351,10 +352,15 @@ class DocumentPlan:
         lengths = classes[3]
         starts = self._ends[self._ordinals[classes[0] + places] + classes[1]] - lengths
         if keys is not None:
-            slots = np.arange(len(of_row)) - of_row.searchsorted(np.arange(len(rows)))[of_row]
-            mixed = keys.sort_key(rows[of_row], slots) >> np.uint64(24)
-            order = (mixed | of_row.view(np.uint64) << np.uint64(40)).argsort()
-            of_row, starts, lengths = of_row[order], starts[order], lengths[order]
+            # Rows have at most 2**20 slots. Sorting numbers that end with the slot is faster than `argsort`.
+            firsts = of_row.searchsorted(np.arange(len(rows)))[of_row]
+            slots = np.arange(len(of_row)) - firsts
+            mixed = keys.sort_key(rows[of_row], slots) >> np.uint32(12)
+            order = of_row << 40 | mixed.astype(IDX_DTYPE) << 20 | slots
+            order.sort()
+            order &= (1 << 20) - 1
+            order += firsts
+            starts, lengths = starts[order], lengths[order]
         alone = np.flatnonzero(first_entries == end_entries)
         if len(alone):
             places = of_row.searchsorted(alone)

@@ -288,7 +288,7 @@ class CopiedDocuments(PackedDocuments, CopiedWindows):
 
     def read_early(self, numbers: Ints, blocks: Sequence[int], *, epoch: int) -> None:
         """Read the pieces of the rows `numbers` of an epoch that are in these blocks, and keep them in `early`."""
-        _, starts, lengths = self._pieces_in(numbers, epoch)
+        _, starts, lengths = self._segments_of(numbers, epoch)
         chosen = self._are_in(blocks, starts)
         for start, length in zip(starts[chosen].tolist(), lengths[chosen].tolist(), strict=True):
             places = np.array([start]), np.array([length]), np.zeros(1, dtype=np.int64)
