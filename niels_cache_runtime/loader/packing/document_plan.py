@@ -29,7 +29,7 @@ import numpy as np
 from niels_cache_runtime.cache.index_cache import Allocate
 from niels_cache_runtime.format.layout import IDX_DTYPE, Array, Ints, Uints
 from niels_cache_runtime.loader.order import MULTIPLIER, permute
-from niels_cache_runtime.loader.packing.plan import group_rows
+from niels_cache_runtime.loader.packing.plan import RowGroup, group_rows
 from niels_cache_runtime.loader.packing.segments import number_ranges
 
 DOCUMENT_PLAN_VERSION = 1  # must change whenever the same documents, T, seed and epoch would give different rows
@@ -38,7 +38,6 @@ MAX_UNIT_DOCUMENTS = 1 << 26
 _CHUNK = 1 << 18  # documents at a time: more would take more memory, and less would take more calls
 _EVERY = 16  # documents from one stored count of full pieces to the next
 _ROUNDS = 8
-_SIDES_TRIED = 16
 _HALF = np.uint64(32)
 _ORDINAL = np.dtype("<u4")
 
@@ -130,12 +129,15 @@ class EpochKeys:
 
         Args:
             places: (n,), below the size of the class.
-            classes: (5, n), for each place the size, length, unit and sides of its class.
+            classes: (3, n), for each place the size, length and unit of its class.
             backwards: Whether to return the inverse.
         """
-        size, _, _, *sides = classes.astype(np.uint32)
-        summands = _mixed((classes[2].view(np.uint64) << _HALF | classes[1].view(np.uint64)) + self._classes)
+        size, length, unit = classes.view(np.uint64)
+        summands = _mixed((unit << _HALF | length) + self._classes)
         keys = [(summands, factor) for factor in self._factors]
+        longest = np.ceil(np.sqrt(size)).astype(np.uint32)  # of a nearly tight rectangle
+        size = size.astype(np.uint32)
+        sides = longest, (size - np.uint32(1)) // longest + np.uint32(1)
         return permute(places.astype(np.uint32), size, sides, keys, backwards=backwards).astype(IDX_DTYPE)
 
     def sort_key(self, rows: Ints, slots: Ints) -> Array:
@@ -170,7 +172,8 @@ def build_document_plan(
     classes: list[Ints] = []
     group_ends, group_entries, entries = [0], [0], []
     class_count = ordinal_count = tokens = inputs = 0
-    ordinals = allocate("ordinals", (counts["rests"],), _ORDINAL)
+    ordinals = allocate("ordinals", (counts["rests"] + 1,), _ORDINAL)  # one more, so that the class of full pieces has an ordinal too
+    ordinals[-1] = 0
     for number, ((document, full), (last_document, last_full)) in enumerate(pairwise(firsts)):
         units.append(PlanUnit(starts[number], document, full, group_ends[-1]))
         histogram = np.zeros(T, dtype=np.int64)  # of the rests
@@ -180,19 +183,17 @@ def build_document_plan(
         _sort_by_rest(ordinals[ordinal_count : ordinal_count + int(histogram.sum())], ends, document, last_document, histogram, T)
         lengths = np.flatnonzero(histogram) + 1
         sizes = histogram[lengths - 1]
-        of_unit = [np.full_like(sizes, value) for value in (document, number)]
-        places = ordinal_count + np.cumsum(sizes) - sizes
-        classes.append(np.stack([places, of_unit[0], sizes, lengths, of_unit[1], *_tight_rectangles(sizes)]))
+        groups = group_rows(np.concatenate([[0], histogram]), capacity=T + 1)
+        own = [np.cumsum(sizes) - sizes + ordinal_count, np.full_like(sizes, document), sizes, lengths, np.full_like(sizes, number)]
         ordinal_count += int(sizes.sum())
-        class_of = dict(zip(lengths.tolist(), range(class_count, class_count + len(lengths)), strict=True))
-        class_count += len(lengths)
+        if last_full > full:  # a class without ordinals, because each of these pieces has a row of its own
+            groups.insert(0, RowGroup(last_full - full, [(T + 1, 1)]))
+            own = [np.append(column, value) for column, value in zip(own, (0, 0, 1, T + 1, number), strict=True)]
+        class_of = {length: class_count + place for place, length in enumerate(own[3].tolist())}
+        class_count += len(class_of)
+        classes.append(np.stack(own))
         taken = dict.fromkeys(class_of, 0)
-        if last_full > full:  # the first group, without entries
-            group_ends.append(group_ends[-1] + last_full - full)
-            group_entries.append(len(entries))
-        tokens += (last_full - full) * (T + 1)
-        inputs += (last_full - full) * T
-        for rows, content in group_rows(np.concatenate([[0], histogram]), capacity=T + 1):
+        for rows, content in groups:
             for length, times in content:
                 entries.append((class_of[length], times, taken[length]))
                 taken[length] += rows * times
@@ -291,18 +292,6 @@ def _sort_by_rest(ordinals: Array, ends: Ints, first: int, stop: int, histogram:
         free += here
 
 
-def _tight_rectangles(sizes: Ints) -> tuple[Ints, Ints]:
-    """Return the sides of a rectangle for each size, as `order` has them."""
-    longest, shortest = np.zeros_like(sizes), np.full_like(sizes, 1 << 30)
-    roots = np.ceil(np.sqrt(sizes)).astype(np.int64)
-    for more in range(_SIDES_TRIED):
-        side = np.where(more <= roots // 4, roots + more, roots)
-        other = -(-sizes // side)
-        better = side * other < longest * shortest if more else np.ones_like(sizes, dtype=np.bool_)
-        longest, shortest = np.where(better, side, longest), np.where(better, other, shortest)
-    return longest, shortest
-
-
 class DocumentPlan:
     """A plan that was made by `build_document_plan`.
 
@@ -347,10 +336,13 @@ class DocumentPlan:
         of_entry, places = number_ranges(places, places + times)
         of_row = of_row[of_entry]
         classes = self._classes.take(class_numbers[of_entry], axis=1)
+        alone = np.flatnonzero(classes[3] > self._T)
+        places[alone] = 0
         if keys is not None:
             places = keys.place(places, classes[2:])
         lengths = classes[3]
         starts = self._ends[self._ordinals[classes[0] + places] + classes[1]] - lengths
+        starts[alone] = self._full_starts(rows[of_row[alone]])
         if keys is not None:
             # Rows have at most 2**20 slots. Sorting numbers that end with the slot is faster than `argsort`.
             firsts = of_row.searchsorted(np.arange(len(rows)))[of_row]
@@ -361,11 +353,6 @@ class DocumentPlan:
             order &= (1 << 20) - 1
             order += firsts
             starts, lengths = starts[order], lengths[order]
-        alone = np.flatnonzero(first_entries == end_entries)
-        if len(alone):
-            places = of_row.searchsorted(alone)
-            of_row, lengths = np.insert(of_row, places, alone), np.insert(lengths, places, self._T + 1)
-            starts = np.insert(starts, places, self._full_starts(rows[alone]))
         return Pieces(of_row, starts, lengths)
 
     def rows_of(self, document: int, keys: EpochKeys | None) -> Ints:

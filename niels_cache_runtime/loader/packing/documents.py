@@ -9,6 +9,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ from niels_cache_runtime.loader.packing.document_plan import (
     PlanTotals,
     build_document_plan,
 )
+from niels_cache_runtime.loader.packing.rows_ahead import PackedRows, RowsAhead
 from niels_cache_runtime.loader.packing.segments import RowSegments
 from niels_cache_runtime.loader.source import SampleRows, SourceBlocks, TokenOrigins
 from niels_cache_runtime.loader.windows import PretrainWindows
 
 _MAX_DOCUMENTS_IN_MEMORY = 1 << 22
 _BLOCK = 1 << 20
+_PIECES_AHEAD = 12_000  # so that the arrays of numpy stay so small that malloc does not map them anew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +74,7 @@ class PackedDocuments(PretrainWindows):
 
     def __init__(self, folder: str, *, packing: DocumentPacking, **windows: Any) -> None:
         self.packing = packing
-        self._keys: dict[int, EpochKeys] = {}
-        self._prepared: dict[int, _PreparedRows] = {}
+        self._ahead: dict[int, RowsAhead] = {}
         super().__init__(folder, stride=1, **windows)
 
     def _use(self, split: OpenedSplit) -> None:
@@ -110,7 +112,7 @@ class PackedDocuments(PretrainWindows):
         plans = [(epoch, self.plan_of(documents)) for epoch, documents in earlier]
         if any(plan.totals.rows != count for (_, plan), count in zip(plans, samples, strict=False)):
             raise NielsCacheError(f"{self.folder}: its documents before it has grown give other rows than the state; it was edited")
-        self._prepared = {}
+        self._ahead = {}
         self.packing, self._earlier = replace(self.packing, earlier=tuple(earlier)), plans
 
     @property
@@ -172,9 +174,10 @@ class PackedDocuments(PretrainWindows):
         Raises:
             NielsCacheError: If a number is out of range.
         """
-        segments, starts, lengths = self._segments_of(numbers, epoch)
-        tokens = self._read_pieces(starts, lengths, segments.pads(), pad_id=self.eot_id).reshape(len(numbers), self.T + 1)
-        return SampleRows(tokens=tokens, boundaries=segments.boundaries(), ignored=segments.ignored())
+        ahead = self._ahead.get(epoch)
+        rows = (ahead and ahead.take(numbers)) or self._rows(numbers, epoch)
+        tokens = self._read_pieces(rows.starts, rows.lengths, rows.pads, pad_id=self.eot_id).reshape(len(numbers), self.T + 1)
+        return SampleRows(tokens=tokens, boundaries=rows.boundaries, ignored=rows.ignored)
 
     def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return shard, offset and document of every token of the rows `numbers` (n,) in `epoch`. Padding has -1."""
@@ -188,29 +191,25 @@ class PackedDocuments(PretrainWindows):
 
     def _segments_of(self, numbers: Ints, epoch: int) -> tuple[RowSegments, Ints, Ints]:
         """Return the pieces in rows of an epoch: their places, and their first tokens and lengths in the stream."""
-        if prepared := self._prepared.get(epoch):
-            found = prepared.take(numbers)
-            if found is not None:
-                return found
         plan = self._plan_in(epoch)
         rows, starts, lengths = plan.pieces(self._checked(numbers, plan.totals.rows), self._keys_of(epoch))
         return RowSegments.lay_out(rows, lengths, n=len(numbers), T=self.T), starts, lengths
 
+    def _rows(self, numbers: Ints, epoch: int) -> PackedRows:
+        segments, starts, lengths = self._segments_of(numbers, epoch)
+        return PackedRows(segments, starts, lengths, segments.pads(), segments.boundaries(), segments.ignored())
+
     def prepare(self, numbers: Ints, *, epoch: int) -> None:
-        """Find the pieces of the rows of the next batches together, which costs far less than batch by batch."""
-        rows = _PreparedRows(numbers, *self._segments_of(numbers, epoch))
-        self._prepared = {**dict(list(self._prepared.items())[-1:]), epoch: rows}
+        """Get ready to read these rows in this order. To find the pieces of many rows together costs far less than batch by batch."""
+        count = max(1, _PIECES_AHEAD * self.samples // self._plan.totals.pieces)
+        # The dict is replaced, not changed, because a prefetch thread and a tracing thread may both be here.
+        self._ahead = {**dict(list(self._ahead.items())[-1:]), epoch: RowsAhead(numbers, lambda own: self._rows(own, epoch), count)}
 
     def _plan_in(self, epoch: int) -> DocumentPlan:
         return next((plan for end, plan in self._earlier if epoch < end), self._plan)
 
     def _keys_of(self, epoch: int) -> EpochKeys | None:
-        if self.packing.seed is None:
-            return None
-        if epoch not in self._keys:
-            # The dict is replaced, not changed, because a prefetch thread and a tracing thread may both be here.
-            self._keys = {**dict(list(self._keys.items())[-1:]), epoch: EpochKeys(self.packing.seed, epoch)}
-        return self._keys[epoch]
+        return None if self.packing.seed is None else epoch_keys(self.packing.seed, epoch)
 
     def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` shards each; see PretrainWindows. A piece belongs to the block of its first token."""
@@ -223,31 +222,7 @@ class PackedDocuments(PretrainWindows):
         return np.minimum(self.T, self._stream_ends[-1] - ends)
 
 
-class _PreparedRows:
-    """The pieces of rows that are read soon, in this order.
-
-    Args:
-        numbers: (n,), the numbers of the rows.
-        segments: Their segments.
-        starts: The first token of each piece in the stream.
-        lengths: The number of tokens of each piece.
-    """
-
-    def __init__(self, numbers: Ints, segments: RowSegments, starts: Ints, lengths: Ints) -> None:
-        self._numbers, self._segments, self._starts, self._lengths = numbers, segments, starts, lengths
-        self._edges = segments.rows.searchsorted(np.arange(len(numbers) + 1)).tolist()
-        self._next = 0
-
-    def take(self, numbers: Ints) -> tuple[RowSegments, Ints, Ints] | None:
-        """Return the pieces of the next rows, or None if other rows are read."""
-        first = self._next
-        stop = first + len(numbers)
-        if not np.array_equal(self._numbers[first:stop], numbers):
-            return None
-        self._next = stop
-        own, whole = slice(self._edges[first], self._edges[stop]), self._segments
-        segments = RowSegments(T=whole.T, rows=whole.rows[own] - first, columns=whole.columns[own], filled=whole.filled[first:stop])
-        return segments, self._starts[own], self._lengths[own]
+epoch_keys = lru_cache(maxsize=8)(EpochKeys)
 
 
 def count_rows(folder: str, *, T: int, block_files: int | None = None) -> PlanTotals:

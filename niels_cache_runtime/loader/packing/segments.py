@@ -74,10 +74,10 @@ class RowSegments:
             array[row, self.filled[row] :] = value
 
     def ignored(self) -> Ints:
-        """Return the places, in the flattened targets of the rows, of the targets that are not to be learned."""
+        """Return the places, in the flattened targets of the rows, of the targets that are not to be learned, in ascending order."""
         inside = np.flatnonzero(self.columns)
         _, padding = number_ranges(self.padded * self.T + self.filled[self.padded] - 1, (self.padded + 1) * self.T)
-        return np.concatenate([self.rows[inside] * self.T + self.columns[inside] - 1, padding])
+        return np.sort(np.concatenate([self.rows[inside] * self.T + self.columns[inside] - 1, padding]))
 
     def boundaries(self) -> DocumentStarts:
         """Return where segments and padding begin inside the rows."""
