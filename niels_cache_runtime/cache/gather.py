@@ -82,6 +82,40 @@ class WindowReader:
         return self._all[positions].view(self._dtype).reshape(-1, self._length)
 
 
+_CHUNK = 64  # tokens of a piece that are copied together
+
+
+def gather_pieces(tokens: Tokens, starts: Ints, lengths: Ints, pads: Ints, *, limits: Any, pad_id: int) -> Tokens:
+    """Return pieces of tokens, one after the other, and after each of them its padding.
+
+    Pieces are copied in chunks of equal length, and the last chunk of a piece may reach over the next piece, which is copied later.
+
+    Args:
+        tokens: The tokens.
+        starts: (n,), the first token of each piece.
+        lengths: (n,), the number of tokens of each piece.
+        pads: (n,), the padding after each piece.
+        limits: The end of the tokens that can be read, for all pieces or for each of them.
+        pad_id: The id of padding.
+    """
+    ends = (lengths + pads).cumsum()
+    shifts = ends - lengths - pads - starts
+    total = int((lengths + pads).sum())
+    rows = np.empty(total + _CHUNK, dtype=tokens.dtype)
+    counts = -(-lengths // _CHUNK)
+    at_limit = starts + counts * _CHUNK > limits
+    counts[at_limit] = 0
+    of_piece = np.arange(len(counts)).repeat(counts)
+    chunks = np.arange(len(of_piece)) * _CHUNK + (starts - (counts.cumsum() - counts) * _CHUNK)[of_piece]
+    _overlapping_windows(rows, _CHUNK)[chunks + shifts[of_piece]] = _overlapping_windows(tokens, _CHUNK)[chunks]
+    for piece in np.flatnonzero(at_limit | (pads > 0)).tolist():
+        first, end = int(starts[piece] + shifts[piece]), int(ends[piece] - pads[piece])
+        if at_limit[piece]:
+            rows[first:end] = tokens[starts[piece] : starts[piece] + lengths[piece]]
+        rows[end : ends[piece]] = pad_id
+    return rows[:total]
+
+
 def _overlapping_windows(tokens: Tokens, length: int) -> NDArray[np.void]:
     """Return an array whose item i is tokens[i : i + length], without a copy.
 

@@ -108,7 +108,7 @@ class RunOrder:
             phases: The phases of these sources, by name; see Epochs.
             blocks: The blocks of each source, for an order in blocks.
         """
-        if phases == self.phases:
+        if phases == self.phases and blocks is None:
             return self
         changed = copy.copy(self)
         changed._blocks = blocks or self._blocks
@@ -133,9 +133,10 @@ class RunOrder:
         settings: dict[str, Any] = {"seed": self._seed, "name": name, "lanes": self.lanes, "shuffle": self._shuffle}
         # A phase before the growth has the first samples, so its last blocks are cut or have none.
         own = self._blocks[source]
+        starts = [*own.earlier, *(np.minimum(own.samples, n) for _, n in epochs.phases[len(own.earlier) :])]
         return [
-            BlockOrder(own.earlier.get(n, np.minimum(own.samples, n)), began=(first, epoch), **settings)
-            for (first, n), epoch in zip(epochs.phases, epochs.first_epochs.tolist(), strict=True)
+            BlockOrder(of_phase, began=(first, epoch), **settings)
+            for of_phase, (first, _), epoch in zip(starts, epochs.phases, epochs.first_epochs.tolist(), strict=True)
         ]
 
     def locate(self, samples: Ints) -> SampleLocations:

@@ -7,8 +7,8 @@ A pretrain split gives windows of its stream (`windows`). An SFT split gives row
 samples and their order.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from niels_cache_runtime.format.layout import Bools, Ints, Tokens
@@ -75,14 +75,13 @@ class SourceBlocks:
         samples: (blocks + 1,). Block b has the samples `samples[b]` .. `samples[b + 1] - 1`. It may have none.
         files: (blocks + 1,). Block b has the files `files[b]` .. `files[b + 1] - 1`.
         tails: (blocks,), the number of tokens after the files of a block that the last sample of the block also reads.
-        earlier: `samples` of an epoch from before the source has grown, by the number of its samples. Without an entry, these are the first
-            samples of the source.
+        earlier: `samples` before each time that the source has grown. Without them, these are the first samples of the source.
     """
 
     samples: Ints
     files: Ints
     tails: Ints
-    earlier: Mapping[int, Ints] = field(default_factory=dict)
+    earlier: Sequence[Ints] = ()
 
 
 class SampleSource(Protocol):

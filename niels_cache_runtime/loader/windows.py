@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from niels_cache_runtime.cache.checks import check_has_window, check_positive
-from niels_cache_runtime.cache.gather import WindowReader
+from niels_cache_runtime.cache.gather import WindowReader, gather_pieces
 from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import OpenedSplit, Verify, check_same_build, listed_of_split, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
@@ -201,18 +201,14 @@ class PretrainWindows:
 
     def _read_pieces(self, starts: Ints, lengths: Ints, pads: Ints, *, pad_id: int) -> Tokens:
         """Return the tokens of some pieces of the stream, one after the other, and after each of them its padding."""
-        if not self._back_to_back:
+        mapped, limits = self._mapped, self._stream_ends[-1]
+        if self.is_copied or not self._back_to_back:
             starts, lengths, pads = self._split_at_shards(starts, lengths, pads)
             shards = self._stream_ends.searchsorted(starts, side="right")
-            starts = starts + (self._mapped.shard_starts - self._stream_starts)[shards]
-        tokens = self._mapped.tokens
-        tokens[starts]  # fetches the pages at once, as in `WindowReader`
-        content = memoryview(tokens)
-        pieces = [content[first:end] for first, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
-        padding = memoryview(np.full(pads.max(initial=0), pad_id, dtype=self._dtype))
-        for place in np.flatnonzero(pads)[::-1].tolist():
-            pieces.insert(place + 1, padding[: pads[place]])
-        return np.frombuffer(bytearray().join(pieces), dtype=self._dtype)
+            starts = starts + (mapped.shard_starts - self._stream_starts)[shards]
+            limits = (mapped.shard_starts + mapped.readable)[shards]
+        mapped.tokens[starts]  # fetches the pages at once, as in `WindowReader`
+        return gather_pieces(mapped.tokens, starts, lengths, pads, limits=limits, pad_id=pad_id)
 
     def _split_at_shards(self, starts: Ints, lengths: Ints, pads: Ints) -> tuple[Ints, Ints, Ints]:
         """Cut the pieces that cross from one shard to the next."""

@@ -137,7 +137,10 @@ def test_packed_documents_go_on_over_a_cache_that_has_grown_twice(caches: Grown,
         batches = taken(newest, 40)
         assert all(torch.equal(*pair) for other in (again, copied) for pair in zip(taken(other, 40), batches, strict=True))
     assert np.array_equal(newest.trace(2).tokens[:, :-1], taken(TokenLoader({NAME: caches["old"]}, **packed), 3)[2].numpy())  # type: ignore[union-attr]
-    newest.load_state_dict(saved(newest))
+    fresh = saved(TokenLoader({NAME: caches["newest"]}, **packed))
+    newest.load_state_dict(fresh)
+    assert all(torch.equal(*pair) for pair in zip(taken(newest, 9), taken(TokenLoader.from_state(fresh), 9), strict=True))
+    newest.load_state_dict(saved(again))
     with pytest.raises(NielsCacheError, match="edited"):
         TokenLoader.from_state(
             {**saved(newest), "sources": changed(saved(newest), documents=[1] * len(saved(newest)["sources"][NAME]["documents"]))}

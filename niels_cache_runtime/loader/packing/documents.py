@@ -35,7 +35,7 @@ from niels_cache_runtime.loader.windows import PretrainWindows
 
 _MAX_DOCUMENTS_IN_MEMORY = 1 << 22
 _BLOCK = 1 << 20
-_PIECES_AHEAD = 12_000  # so that the arrays of numpy stay so small that malloc does not map them anew
+_PIECES_AHEAD = 60_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class PackedDocuments(PretrainWindows):
             arrays = IndexCache(self.packing.plans or self._plans).open("documents", parameters, build)
         except NotWrittenError as error:
             if documents > _MAX_DOCUMENTS_IN_MEMORY or self.packing.plans:
-                raise NielsCacheError(f"{error}, such as packing=BestFit(plans=...)") from error
+                raise NielsCacheError(f"{error}; such a folder is packing=BestFit(plans=...)") from error
             arrays: dict[str, Array] = {}
             build(lambda name, shape, dtype: arrays.setdefault(name, new_array(name, shape, dtype)))
         return DocumentPlan(arrays, ends, T=self.T)
@@ -197,7 +197,7 @@ class PackedDocuments(PretrainWindows):
 
     def _rows(self, numbers: Ints, epoch: int) -> PackedRows:
         segments, starts, lengths = self._segments_of(numbers, epoch)
-        return PackedRows(segments, starts, lengths, segments.pads(), segments.boundaries(), segments.ignored())
+        return PackedRows(self.T, segments.rows, starts, lengths, segments.pads(), segments.boundaries(), segments.ignored())
 
     def prepare(self, numbers: Ints, *, epoch: int) -> None:
         """Get ready to read these rows in this order. To find the pieces of many rows together costs far less than batch by batch."""
@@ -214,7 +214,7 @@ class PackedDocuments(PretrainWindows):
     def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` shards each; see PretrainWindows. A piece belongs to the block of its first token."""
         first_files, edges = self._block_edges(files)
-        earlier = {plan.totals.rows: plan.rows_before(edges) for _, plan in self._earlier}
+        earlier = [plan.rows_before(edges) for _, plan in self._earlier]
         tails = self._read_after(edges[:-1], edges[1:])
         return SourceBlocks(samples=self._plan.rows_before(edges), files=first_files, tails=tails, earlier=earlier)
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from niels_cache_runtime.format.layout import Ints
-from niels_cache_runtime.loader.packing.segments import RowSegments
 from niels_cache_runtime.loader.source import DocumentStarts
 
 
@@ -17,7 +16,8 @@ class PackedRows(NamedTuple):
     """What rows are made of.
 
     Attributes:
-        segments: The places of pieces in the rows.
+        T: Inputs per row.
+        rows: The row of each piece.
         starts: The first token of each piece in the stream.
         lengths: The number of tokens of each piece.
         pads: The padding after each piece.
@@ -25,7 +25,8 @@ class PackedRows(NamedTuple):
         ignored: As in SampleRows, in ascending order.
     """
 
-    segments: RowSegments
+    T: int
+    rows: Ints
     starts: Ints
     lengths: Ints
     pads: Ints
@@ -38,16 +39,11 @@ class PackedRows(NamedTuple):
         def own(rows: Ints, scale: int = 1) -> slice:
             return slice(*rows.searchsorted([first * scale, stop * scale]))
 
-        pieces, inside, whole, T = own(self.segments.rows), own(self.boundaries.rows), self.segments, self.segments.T
-        rows, continues = self.boundaries.rows[inside] - first, self.boundaries.continues[first:stop]
-        return PackedRows(
-            RowSegments(T=T, rows=whole.rows[pieces] - first, columns=whole.columns[pieces], filled=whole.filled[first:stop]),
-            self.starts[pieces],
-            self.lengths[pieces],
-            self.pads[pieces],
-            DocumentStarts(rows=rows, columns=self.boundaries.columns[inside], continues=continues),
-            self.ignored[own(self.ignored, T)] - first * T,
-        )
+        pieces, inside, whole = own(self.rows), own(self.boundaries.rows), self.boundaries
+        starts = {"rows": whole.rows[inside] - first, "columns": whole.columns[inside], "continues": whole.continues[first:stop]}
+        ignored = self.ignored[own(self.ignored, self.T)] - first * self.T
+        of_pieces = (array[pieces] for array in (self.rows, self.starts, self.lengths, self.pads))
+        return PackedRows(self.T, *of_pieces, DocumentStarts(**starts), ignored)
 
 
 class RowsAhead:
@@ -61,15 +57,18 @@ class RowsAhead:
 
     def __init__(self, numbers: Ints, find: Callable[[Ints], PackedRows], count: int) -> None:
         self._numbers, self._find, self._count = numbers, find, count
-        self._next = self._first = self._end = 0
+        self._next = 0
+        self._found: tuple[int, int, PackedRows | None] = 0, 0, None
 
     def take(self, numbers: Ints) -> PackedRows | None:
         """Return the next rows, or None if these are others."""
         first, stop = self._next, self._next + len(numbers)
         if not np.array_equal(self._numbers[first:stop], numbers):
             return None
-        if stop > self._end:
-            self._first, self._end = first, max(stop, first + self._count)
-            self._found = self._find(self._numbers[first : self._end])
+        begin, end, rows = self._found  # read and written together, because a tracing thread may be here too
+        if rows is None or not begin <= first <= stop <= end:
+            begin, end = first, max(stop, first + self._count)
+            rows = self._find(self._numbers[begin:end])
+            self._found = begin, end, rows
         self._next = stop
-        return self._found.part(first - self._first, stop - self._first)
+        return rows.part(first - begin, stop - begin)
