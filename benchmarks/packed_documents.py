@@ -4,13 +4,14 @@
 
 Random tokens (`torch.Generator`), log-normal lengths, warm in the page cache. Both loaders give document_ids, position_ids and cu_seqlens,
 and take turns in short rounds, so a busy machine slows both; a time is the median of the rounds. `plan` needs no tokens: it packs as many
-documents as --documents says, and reads the private memory of a process of its own.
+documents as --documents says, in a process of its own. Private memory is what the process has more at any time than before.
 """
 
 import argparse
 import multiprocessing
 import statistics
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -19,10 +20,10 @@ import psutil
 import torch
 
 from niels_cache_runtime import TokenLoader
-from niels_cache_runtime.cache.index_cache import IndexCache
+from niels_cache_runtime.cache.index_cache import Allocate, IndexCache
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_DTYPE, doc_ends_name, shard_name
 from niels_cache_runtime.format.npy_files import create_npy, map_npy
-from niels_cache_runtime.loader.packing.document_plan import DocumentPlan, build_document_plan
+from niels_cache_runtime.loader.packing.document_plan import DocumentPlan, EpochKeys, build_document_plan
 
 T, B = 2048, 64
 FIELDS = ("document_ids", "position_ids", "cu_seqlens")
@@ -68,11 +69,34 @@ def compare(folder: Path, tokens: int, mean: int, rounds: int) -> None:
 
 
 def private_bytes() -> int:
-    return int(psutil.Process().memory_full_info().uss)
+    """Return the memory of this process without the pages of files, which the system can drop."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
+
+
+class Watch:
+    """The most private memory of this process while it is entered."""
+
+    def __enter__(self) -> "Watch":
+        self.before, self._stop = private_bytes(), threading.Event()
+        self.most, self._thread = self.before, threading.Thread(target=self._run)
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.005):
+            self.most = max(self.most, private_bytes())
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def __str__(self) -> str:
+        return f"{(self.most - self.before) / 1e6:,.0f} MB of private memory"
 
 
 def plan(folder: Path, documents: int, mean: int) -> None:
-    """Plan, open the plan, and read rows of it, each in a process of its own."""
+    """Plan, and open the plan and find rows in it, each in a process of its own."""
     ends_path = folder / "ends.npy"
     total = write_ends(ends_path, documents, mean)
     context = multiprocessing.get_context("spawn")
@@ -83,28 +107,31 @@ def plan(folder: Path, documents: int, mean: int) -> None:
 
 
 def make_plan(folder: Path, ends_path: Path, total: int) -> None:
-    ends, before = map_npy(ends_path), private_bytes()
+    ends = map_npy(ends_path)
     np.asarray(ends).sum()  # read from the disk
-    start, most = time.perf_counter(), [0]
+    seconds = []
 
-    def build(allocate) -> None:  # type: ignore[no-untyped-def]
+    def build(allocate: Allocate) -> None:
+        start = time.perf_counter()
         build_document_plan(allocate, ends, T=T, edges=np.array([0, total]))
-        most[0] = time.perf_counter() - start
+        seconds.append(time.perf_counter() - start)
 
-    IndexCache(folder / "index").open("documents", {}, build)
+    with Watch() as watch:
+        IndexCache(folder / "index").open("documents", {}, build)
     directory = IndexCache(folder / "index").directory("documents", {})
     size = sum(path.stat().st_size for path in directory.iterdir())
-    print(
-        f"plan of {len(ends):,} documents: {len(ends) / most[0] / 1e6:.1f} M documents/s, {size / len(ends):.2f} bytes a document, ", end=""
-    )
-    print(f"{(private_bytes() - before) / 1e6:,.0f} MB of private memory afterwards", flush=True)
+    speed = f"{len(ends) / seconds[0] / 1e6:.1f} M documents/s"
+    print(f"plan of {len(ends):,} documents: {speed}, {size / len(ends):.2f} bytes a document, {watch}", flush=True)
 
 
 def open_plan(folder: Path, ends_path: Path, total: int) -> None:
-    before, start = private_bytes(), time.perf_counter()
-    opened = DocumentPlan(IndexCache(folder / "index").open("documents", {}, print), map_npy(ends_path), T=T)
-    seconds = time.perf_counter() - start
-    print(f"opened in {seconds * 1e3:.0f} ms, {(private_bytes() - before) / 1e6:.1f} MB of private memory; {opened.totals}", flush=True)
+    with Watch() as watch:
+        start = time.perf_counter()
+        opened = DocumentPlan(IndexCache(folder / "index").open("documents", {}, print), map_npy(ends_path), T=T)
+        seconds = time.perf_counter() - start
+        for first in range(0, 100_000, 1000):
+            opened.pieces(np.arange(first, first + 1000) % opened.totals.rows, EpochKeys(0, 0))
+    print(f"opened in {seconds * 1e3:.0f} ms, {watch} after 100 reads; {opened.totals}", flush=True)
 
 
 def main() -> None:

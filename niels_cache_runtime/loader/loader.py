@@ -181,6 +181,8 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         check_one_tokenizer(self._sources)
         pairs = have_pairs(self._sources, packing=settings.sft.packing)
         self._settings = settings = replace(settings, pairs=pairs)
+        if settings.packing and not self._packed:
+            raise NielsCacheError("packing='best_fit': is for pretrain splits, and examples of SFT are always packed whole; leave it out")
         self._run_order = RunOrder(
             self.samples_per_epoch,
             schedule=row_weights(self._sources, settings),

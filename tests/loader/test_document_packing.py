@@ -300,6 +300,8 @@ def test_settings_that_do_not_go_together_are_refused(split: tuple[str, np.ndarr
         TokenLoader(split[0], **SETTINGS | {"packing": None}).load_state_dict(state)
     with pytest.raises(NielsCacheError, match="version 0"):
         TokenLoader.from_state(state | {"document_plan_version": 0})
+    with pytest.raises(NielsCacheError, match="pretrain"):
+        TokenLoader(str(write_sft(tmp_path / "sft" / "chats") / "train"), **SETTINGS)
     ones, _ = write_documents(tmp_path / "ones", [1] * 30)
     with pytest.raises(NielsCacheError, match="30 documents"):
         TokenLoader(ones, **SETTINGS)
