@@ -296,6 +296,8 @@ def test_settings_that_do_not_go_together_are_refused(split: tuple[str, np.ndarr
         with pytest.raises(NielsCacheError, match=named):
             TokenLoader(split[0], **SETTINGS | change)
     state = TokenLoader(split[0], **SETTINGS).state_dict()
+    assert (state["settings"]["document_packing"], state["document_plan_version"]) == ("best_fit", 1)
+    assert state["sources"]["notes"]["documents"] == [200]
     with pytest.raises(NielsCacheError, match="packing=None"):
         TokenLoader(split[0], **SETTINGS | {"packing": None}).load_state_dict(state)
     with pytest.raises(NielsCacheError, match="version 0"):
