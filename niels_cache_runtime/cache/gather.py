@@ -82,7 +82,7 @@ class WindowReader:
         return self._all[positions].view(self._dtype).reshape(-1, self._length)
 
 
-_CHUNK = 64  # tokens of a piece that are copied together
+_CHUNK = 128  # tokens of a piece that are copied together
 
 
 def gather_pieces(tokens: Tokens, starts: Ints, lengths: Ints, pads: Ints, *, limits: Any, pad_id: int) -> Tokens:

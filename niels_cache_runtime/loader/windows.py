@@ -207,7 +207,6 @@ class PretrainWindows:
             shards = self._stream_ends.searchsorted(starts, side="right")
             starts = starts + (mapped.shard_starts - self._stream_starts)[shards]
             limits = (mapped.shard_starts + mapped.readable)[shards]
-        mapped.tokens[starts]  # fetches the pages at once, as in `WindowReader`
         return gather_pieces(mapped.tokens, starts, lengths, pads, limits=limits, pad_id=pad_id)
 
     def _split_at_shards(self, starts: Ints, lengths: Ints, pads: Ints) -> tuple[Ints, Ints, Ints]:

@@ -39,11 +39,13 @@ class PackedRows(NamedTuple):
         def own(rows: Ints, scale: int = 1) -> slice:
             return slice(*rows.searchsorted([first * scale, stop * scale]))
 
-        pieces, inside, whole = own(self.rows), own(self.boundaries.rows), self.boundaries
-        starts = {"rows": whole.rows[inside] - first, "columns": whole.columns[inside], "continues": whole.continues[first:stop]}
+        pieces, inside, starts = own(self.rows), own(self.boundaries.rows), self.boundaries
+        boundaries = DocumentStarts(
+            rows=starts.rows[inside] - first, columns=starts.columns[inside], continues=starts.continues[first:stop]
+        )
         ignored = self.ignored[own(self.ignored, self.T)] - first * self.T
-        of_pieces = (array[pieces] for array in (self.rows, self.starts, self.lengths, self.pads))
-        return PackedRows(self.T, *of_pieces, DocumentStarts(**starts), ignored)
+        rows = self.rows[pieces] - first
+        return PackedRows(self.T, rows, self.starts[pieces], self.lengths[pieces], self.pads[pieces], boundaries, ignored)
 
 
 class RowsAhead:
