@@ -248,10 +248,9 @@ def _count_full_pieces(allocate: Allocate, ends: Ints, T: int) -> tuple[Ints, di
         sums = fulls[: whole * _EVERY].reshape(-1, _EVERY).sum(axis=1).cumsum()
         stored[begin // _EVERY + 1 : begin // _EVERY + 1 + whole] = count + sums
         count += int(fulls.sum())
-        has_rest = rests > 0
-        counts["rests"] += np.count_nonzero(has_rest)
-        counts["cut"] += np.count_nonzero(fulls + has_rest > 1)
-        counts["left_out"] += np.count_nonzero(fulls + has_rest == 0)
+        pieces = fulls + (rests > 0)
+        for name, is_so in (("rests", rests > 0), ("cut", pieces > 1), ("left_out", pieces == 0)):
+            counts[name] += int(np.count_nonzero(is_so))
     return stored, counts
 
 

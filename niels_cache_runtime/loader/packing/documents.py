@@ -79,12 +79,12 @@ class PackedDocuments(PretrainWindows):
 
     def _use(self, split: OpenedSplit) -> None:
         super()._use(split)
-        require_doc_ends(self.folder, self.doc_ends)
+        documents = len(require_doc_ends(self.folder, self.doc_ends))
         ids = (self.meta or {}).get("special_token_ids")
         eot = ids.get("eot") if isinstance(ids, dict) else None
         self.eot_id = eot if isinstance(eot, int) else 0
-        self._plan = self.plan_of(len(split.doc_ends))
-        self._earlier = [(epoch, self.plan_of(documents)) for epoch, documents in self.packing.earlier]
+        self._plan = self.plan_of(documents)
+        self._earlier = [(epoch, self.plan_of(count)) for epoch, count in self.packing.earlier]
         totals = self._plan.totals
         if not totals.rows:
             raise NielsCacheError(f"{self.folder}: its {totals.left_out} documents have one token each, so there is no target to learn")
@@ -148,12 +148,12 @@ class PackedDocuments(PretrainWindows):
         def build(allocate: Any) -> None:
             build_document_plan(allocate, ends, T=self.T, edges=edges)
 
+        arrays: dict[str, Array] = {}
         try:
             arrays = IndexCache(self.packing.plans or self._plans).open("documents", parameters, build)
         except NotWrittenError as error:
             if documents > _MAX_DOCUMENTS_IN_MEMORY or self.packing.plans:
                 raise NielsCacheError(f"{error}; such a folder is packing=BestFit(plans=...)") from error
-            arrays: dict[str, Array] = {}
             build(lambda name, shape, dtype: arrays.setdefault(name, new_array(name, shape, dtype)))
         return DocumentPlan(arrays, ends, T=self.T)
 
