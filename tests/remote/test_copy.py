@@ -83,7 +83,7 @@ def test_trace_reads_through_the_copy(published: Published) -> None:
     assert (local.as_dataset()[77]["x"] == remote.as_dataset()[77]["x"]).all()
 
 
-@pytest.mark.parametrize(("lanes", "T", "shard_tokens"), [(1, 32, 2048), (2, 32, 2048), (2, 600, 256)])
+@pytest.mark.parametrize(("lanes", "T", "shard_tokens"), [(2, 32, 2048), (2, 600, 256)])
 def test_packed_documents_come_through_the_copy(s3: LoopbackS3, tmp_path: Path, lanes: int, T: int, shard_tokens: int) -> None:
     """In the last case, a piece is longer than a block."""
     folder = tmp_path / "published" / "pretrain" / "notes"
