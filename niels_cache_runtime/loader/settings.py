@@ -33,6 +33,7 @@ _MAX_WEIGHT = 10**100  # so small that all later products fit into a float
 _SFT_SETTINGS = {"loss_on": get_args(LossOn), "overflow": get_args(Overflow), "weigh_by": ("tokens", "examples")}
 _SAMPLE_SETTINGS = ("T", "seed", "shuffle", "stride")
 _PACKINGS = ("best_fit",)
+_MAX_PACKED = 1 << 20  # so that the number of a piece in its row has 20 bits
 _RUN_SETTINGS = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 
 
@@ -168,7 +169,7 @@ class LoaderSettings:
         if not isinstance(given["sft"], SFT):
             raise NielsCacheError(f"sft={given['sft']!r:.60}: must be SFT(...), such as SFT(loss_on='all')")
         given["order"] = _checked_order(given["order"], given["world_size"])
-        given["packing"] = _checked_packing(given["packing"], given["stride"])
+        given["packing"] = _checked_packing(given["packing"], T=given["T"], stride=given["stride"])
         return cls(**given | {"weights": _schedule(names, given["weights"])})
 
     @property
@@ -246,12 +247,14 @@ def _checked_order(order: Any, world_size: int) -> Blocks | None:
     return None
 
 
-def _checked_packing(packing: Any, stride: int | None) -> BestFit | None:
+def _checked_packing(packing: Any, *, T: int, stride: int | None) -> BestFit | None:
     """Return the settings of the packing of documents, or None for windows."""
     if packing is None:
         return None
     if stride is not None:
         raise NielsCacheError(f"stride={stride}: is for windows; packing reads every document once, so leave stride out")
+    if T > _MAX_PACKED:
+        raise NielsCacheError(f"T={T}: packed rows have at most {_MAX_PACKED} inputs; use a smaller T, or leave packing out")
     if not isinstance(packing, BestFit):
         check_choice("packing", packing, _PACKINGS)
     return packing if isinstance(packing, BestFit) else BestFit()

@@ -291,6 +291,7 @@ def test_settings_that_do_not_go_together_are_refused(split: tuple[str, np.ndarr
         ({"packing": "bestfit"}, "did you mean 'best_fit'"),
         ({"stride": 8}, "stride=8"),
         ({"packing": True}, "packing=True"),
+        ({"T": 1 << 21, "B": 1}, "T=2097152"),
     ]
     for change, named in changes:
         with pytest.raises(NielsCacheError, match=named):
