@@ -133,7 +133,8 @@ class RunOrder:
         settings: dict[str, Any] = {"seed": self._seed, "name": name, "lanes": self.lanes, "shuffle": self._shuffle}
         # A phase before the growth has the first samples, so its last blocks are cut or have none.
         own = self._blocks[source]
-        starts = [*own.earlier, *(np.minimum(own.samples, n) for _, n in epochs.phases[len(own.earlier) :])]
+        earlier = own.earlier if len(own.earlier) == len(epochs.phases) - 1 else ()  # else they are those of another state
+        starts = [*earlier, *(np.minimum(own.samples, n) for _, n in epochs.phases[len(earlier) :])]
         return [
             BlockOrder(of_phase, began=(first, epoch), **settings)
             for of_phase, (first, _), epoch in zip(starts, epochs.phases, epochs.first_epochs.tolist(), strict=True)

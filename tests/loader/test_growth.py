@@ -131,6 +131,7 @@ def test_packed_documents_go_on_over_a_cache_that_has_grown_twice(caches: Grown,
         assert {epoch for epoch, _ in found} == {number}
         assert sorted(row for _, row in found) == list(range(every))
     assert new.find(3) == TokenLoader({NAME: caches["old"]}, **packed).find(3)
+    taken(new, every // 3)  # into the second epoch, so that three epochs differ
     for state in (new_state, saved(new)):
         newest = TokenLoader.from_state(state, {NAME: caches["newest"]}, grown=True)
         again, copied = TokenLoader.from_state(saved(newest)), pickle.loads(pickle.dumps(newest))
