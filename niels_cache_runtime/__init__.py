@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.loader.documents import document_mask, flex_block_mask
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.loader.preference.batch import PreferenceBatch
-    from niels_cache_runtime.loader.settings import SFT, Blocks
+    from niels_cache_runtime.loader.settings import SFT, BestFit, Blocks
     from niels_cache_runtime.remote.split_location import Copy
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
     from niels_cache_runtime.samplers.sequential import DatasetLoader
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SFT",
     "Batch",
+    "BestFit",
     "Blocks",
     "Copy",
     "DatasetLoader",
@@ -55,7 +56,7 @@ _MODULES = {
     "loader.documents": "document_mask flex_block_mask",
     "loader.loader": "TokenLoader",
     "loader.preference.batch": "PreferenceBatch",
-    "loader.settings": "SFT Blocks",
+    "loader.settings": "SFT BestFit Blocks",
     "remote.split_location": "Copy",
     "samplers.pretrain_dataset": "PretrainTokenStreamDataset",
     "samplers.sequential": "DatasetLoader",

@@ -1,7 +1,7 @@
 """The indices of a blend, in Megatron-LM's order: the plan of a blend, and the artifact that builds its indices before training.
 
 The blend comes from a table [blend.NAME], or from a file for Megatron-LM's --data-args-path. The directory of each index is named after the
-hash of everything that decides the index. The runtime's index cache (niels_cache_runtime/megatron/index_cache.py) locks, stages and commits
+hash of everything that decides the index. The runtime's index cache (niels_cache_runtime/cache/index_cache.py) locks, stages and commits
 each index, with the code that other artifacts use (format/commit.py). This artifact learns only after all indices are open whether one was
 missing. For a long blend the steps are compiled if numba is installed; this does not change the arrays.
 """
@@ -141,8 +141,8 @@ def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
     """
     if not any(path.is_dir() for path in index_folder(root).glob("*")):
         return False
+    from niels_cache_runtime.cache.index_cache import IndexCache, open_arrays
     from niels_cache_runtime.megatron.blended import open_blend  # torch
-    from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
 
     class Finished(IndexCache):
         def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[..., object]) -> dict[str, Any]:
@@ -217,8 +217,8 @@ class BlendIndex(RootArtifact):
         return nullcontext(self.directory)
 
     def write(self, work: BuildJob) -> WriteResult:
+        from niels_cache_runtime.cache.index_cache import IndexCache
         from niels_cache_runtime.megatron.blended import prebuild_blend  # torch
-        from niels_cache_runtime.megatron.index_cache import IndexCache
 
         plan, built = self.plan or blend_plan(self.registry, self.name, root=self.root), False
 

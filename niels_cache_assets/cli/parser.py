@@ -26,6 +26,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "build-all": "build the tokenizer and every data set",
         "part": "build, join, add or remove parts of a data set under any scheduler",
         "prebuild-index": "build the indices of a blend before training starts",
+        "plan": "show how full rows of packed documents are for several T, and write their plans",
     },
     "check the status": {
         "status": "list all caches with their counts, and explain what is incomplete",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.mmap import MappedTokens
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Array, Ints, Tokens
+from niels_cache_runtime.format.layout import IGNORE_INDEX, Array, Ints, Tokens
 
 _CPU = torch.device("cpu")
 _INT64 = np.dtype(np.int64)
@@ -82,6 +82,40 @@ class WindowReader:
         return self._all[positions].view(self._dtype).reshape(-1, self._length)
 
 
+_CHUNK = 128  # tokens of a piece that are copied together
+
+
+def gather_pieces(tokens: Tokens, starts: Ints, lengths: Ints, pads: Ints, *, limits: Any, pad_id: int) -> Tokens:
+    """Return pieces of tokens, one after the other, and after each of them its padding.
+
+    Pieces are copied in chunks of equal length, and the last chunk of a piece may reach over the next piece, which is copied later.
+
+    Args:
+        tokens: The tokens.
+        starts: (n,), the first token of each piece.
+        lengths: (n,), the number of tokens of each piece.
+        pads: (n,), the padding after each piece.
+        limits: The end of the tokens that can be read, for all pieces or for each of them.
+        pad_id: The id of padding.
+    """
+    ends = (lengths + pads).cumsum()
+    shifts = ends - lengths - pads - starts
+    total = int((lengths + pads).sum())
+    rows = np.empty(total + _CHUNK, dtype=tokens.dtype)
+    counts = -(-lengths // _CHUNK)
+    at_limit = starts + counts * _CHUNK > limits
+    counts[at_limit] = 0
+    of_piece = np.arange(len(counts)).repeat(counts)
+    chunks = np.arange(len(of_piece)) * _CHUNK + (starts - (counts.cumsum() - counts) * _CHUNK)[of_piece]
+    _overlapping_windows(rows, _CHUNK)[chunks + shifts[of_piece]] = _overlapping_windows(tokens, _CHUNK)[chunks]
+    for piece in np.flatnonzero(at_limit | (pads > 0)).tolist():
+        first, end = int(starts[piece] + shifts[piece]), int(ends[piece] - pads[piece])
+        if at_limit[piece]:
+            rows[first:end] = tokens[starts[piece] : starts[piece] + lengths[piece]]
+        rows[end : ends[piece]] = pad_id
+    return rows[:total]
+
+
 def _overlapping_windows(tokens: Tokens, length: int) -> NDArray[np.void]:
     """Return an array whose item i is tokens[i : i + length], without a copy.
 
@@ -99,7 +133,7 @@ class InputTargetMaker:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._is_cpu, self._is_cuda = device.type == "cpu", device.type == "cuda"  # reading device.type costs a microsecond per batch
-        self._memory = _RecycledMemory()
+        self._memory, self._masked = _RecycledMemory(), _RecycledMemory()
 
     def __reduce__(self) -> tuple[type, tuple[torch.device]]:  # recycled memory belongs to one process
         return InputTargetMaker, (self._device,)
@@ -122,6 +156,15 @@ class InputTargetMaker:
         if self._is_cpu:
             return torch.from_numpy(x), torch.from_numpy(y)
         return to_device(x, self._device), to_device(y, self._device)
+
+    def ignoring(self, y: torch.Tensor, places: Ints) -> torch.Tensor:
+        """Return the targets y with IGNORE_INDEX at some places, counted over all rows."""
+        if not self._is_cpu:
+            return y.flatten().index_fill(0, to_device(places, self._device), IGNORE_INDEX).view_as(y)
+        masked, _ = self._masked.take(*y.shape)  # the second array is never touched, so it takes no memory
+        np.copyto(masked, y.numpy())
+        masked.reshape(-1)[places] = IGNORE_INDEX
+        return torch.from_numpy(masked)
 
 
 class _RecycledMemory:

@@ -60,6 +60,7 @@ class MappedTokens:
     Attributes:
         shard_starts: (shards,) int64, the position of each shard, in tokens.
         shard_lengths: (shards,) int64, in tokens.
+        readable: (shards,) int64, the number of tokens at the start of each shard that can be read: all of them, but see SlotTokens.
         tokens: The whole range, 1-D.
 
     Raises:
@@ -80,6 +81,7 @@ class MappedTokens:
         in_bytes = np.array(sizes, dtype=np.int64)
         in_pages = page_end(in_bytes)
         self.shard_lengths, self.shard_starts = in_bytes // self.dtype.itemsize, (in_pages.cumsum() - in_pages) // self.dtype.itemsize
+        self.readable: Ints = self.shard_lengths
         self.tokens: Tokens = np.frombuffer(memoryview(b"" if buffer is None else buffer), dtype=self.dtype)
         self.tokens.flags.writeable = False  # the pages are read-only: a write would be a segmentation fault
 
@@ -382,7 +384,7 @@ class SlotTokens(MappedTokens):
         buffer = reserve_range(sizes)
         self._base, self._sizes = 0 if buffer is None else ctypes.addressof(buffer), list(sizes)
         self._set_range(buffer, sizes)
-        self.readable: Ints = np.zeros(len(sizes), dtype=np.int64)
+        self.readable = np.zeros(len(sizes), dtype=np.int64)
 
     def map(self, shard: int, path: Path, *, open_file: Callable[[Path], int] = open_regular) -> None:
         """Map a whole shard from its file.

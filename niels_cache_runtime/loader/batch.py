@@ -181,7 +181,9 @@ class BatchMaker:
         if boundaries is not None:
             optional |= self._document_fields(boundaries, n)
         targets = rows.targets
-        if self._mask_cross and boundaries is not None:
+        if rows.ignored is not None:  # first tokens of documents are among them
+            optional["y_masked"] = self._pairs.ignoring(y, rows.ignored)
+        elif self._mask_cross and boundaries is not None:
             within = ~cross_document_targets(boundaries, rows=n, T=self._T)
             targets = within if targets is None else targets & within
         elif targets is None and self._packs:  # only pretrain rows are here, but some sources are packed: all targets count
@@ -227,6 +229,9 @@ class BatchMaker:
             tokens[places] = rows.tokens
             if targets is not None and rows.targets is not None:
                 targets[places] = rows.targets
+            if targets is not None and rows.ignored is not None:
+                row, column = np.divmod(rows.ignored, self._T)
+                targets[places[row], column] = False
             if rows.boundaries is not None:
                 continues[places] = rows.boundaries.continues
                 starts.append((places[rows.boundaries.rows], rows.boundaries.columns))

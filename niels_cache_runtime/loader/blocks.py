@@ -129,6 +129,19 @@ class BlockOrder:
             found[own] = self._samples_at(cells[own], int(slots[own[0]]), row, epoch)
         return found
 
+    def positions(self, numbers: Ints, epoch: int) -> Ints:
+        """Return the place of each sample number in an epoch, (n,) int64: the inverse of `at`."""
+        row = self.row(epoch)
+        blocks = self.starts.searchsorted(numbers, side="right") - 1
+        inside = numbers - self.starts[blocks]
+        for place, block in enumerate(blocks.tolist()):
+            if self._shuffle:
+                inside[place : place + 1] = self._order_in(block).positions(inside[place : place + 1], epoch)
+        cells = inside + (row.ends - self._sizes[row.blocks])[row.blocks.argsort()[self._used.searchsorted(blocks)]]
+        lanes = row.cuts.searchsorted(cells, side="right") - 1
+        in_lane = np.where(lanes % 2 == 0, cells - row.cuts[lanes], row.cuts[lanes + 1] - 1 - cells)
+        return in_lane * self.lanes + (lanes - row.first_lane) % self.lanes
+
     def start(self, epoch: int) -> int:
         """Return the number c of the first sample of an epoch."""
         sample, first_epoch = self.began

@@ -8,8 +8,6 @@ A source that never grew has the same number of samples in every epoch. If it ha
 every later epoch has all of them. The state of a loader has these numbers (`phases`), so that any earlier step can still be found.
 """
 
-import hashlib
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -21,6 +19,7 @@ from niels_cache_runtime.cache.opening import listed_of_split, part_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, doc_ends_name, shard_name
 from niels_cache_runtime.format.meta import content_sha256
+from niels_cache_runtime.loader.packing.documents import PackedDocuments, doc_ends_entry
 from niels_cache_runtime.loader.source import NamedSources
 from niels_cache_runtime.loader.windows import PretrainWindows
 
@@ -89,9 +88,6 @@ class Epochs:
         return Epochs([*(self.phases[: phase + 1] if end > first else self.phases[:phase]), (end, samples)])
 
 
-_BLOCK = 1 << 20
-
-
 def resumed_phases(state: Mapping[str, Any], sources: NamedSources, taken: Sequence[int], *, grown: bool) -> dict[str, Phases]:
     """Return the phases of the sources that have grown, now or before the state was saved, by name.
 
@@ -122,25 +118,37 @@ def resumed_phases(state: Mapping[str, Any], sources: NamedSources, taken: Seque
                 f"{name}: grown=True does not go with a state of a DataLoader worker, whose cache has changed; save "
                 f"loader.state_dict(steps=batches taken) in the main process, or restore the cache"
             )
-        elif grown and isinstance(source, PretrainWindows) and saved["fingerprint"] in _earlier_fingerprints(source, phases[-1][1]):
+        elif (
+            grown
+            and isinstance(source, PretrainWindows)
+            and saved["fingerprint"] in _earlier_fingerprints(source, phases[-1][1], saved.get("documents", ()))
+        ):
             found[name] = Epochs(phases).grown(count, source.samples).phases
     return found
 
 
-def _earlier_fingerprints(source: PretrainWindows, samples: int) -> Iterator[str]:
-    """Yield the fingerprint of each cache that this one may have been, if it had so many samples."""
+def earlier_epochs(phases: Phases, documents: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return the epochs of a source of packed documents before it has grown, as DocumentPacking has them.
+
+    Args:
+        phases: The phases of the source.
+        documents: The documents of the phases of the saved state.
+    """
+    return tuple(zip(Epochs(phases).first_epochs[1:].tolist(), documents, strict=False))
+
+
+def _earlier_fingerprints(source: PretrainWindows, samples: int, phases: Sequence[int]) -> Iterator[str]:
+    """Yield the fingerprint of each cache that this one may have been, if it had so many samples, or these documents in its phases."""
     parts = None if source.meta is None else part_ends(source.meta, source.path)
     if source.meta is None or source.doc_ends is None or parts is None:
         return
     listed = listed_of_split(source.meta, source.path, doc_ends=True)
     for _, shards, tokens, documents in parts[:-1]:
-        if tokens > source.T and source.samples_of(tokens) == samples:
+        if isinstance(source, PackedDocuments):
+            may_be = [documents] == [*phases[-1:]]
+        else:
+            may_be = tokens > source.T and source.samples_of(tokens) == samples
+        if may_be:
             files = {name: listed[name] for name in (f"{source.split}/{shard_name(number)}" for number in range(shards))}
-            ends, header = source.doc_ends[:documents], io.BytesIO()
-            np.lib.format.write_array_header_1_0(header, {"descr": "<u8", "fortran_order": False, "shape": ends.shape})
-            digest = hashlib.sha256(header.getvalue())
-            for first in range(0, documents, _BLOCK):
-                digest.update(np.ascontiguousarray(ends[first : first + _BLOCK]).data.cast("B"))
-            entry = {"bytes": len(header.getvalue()) + ends.nbytes, "sha256": digest.hexdigest()}
-            files[doc_ends_name(source.split)] = entry  # as it would be in meta.json
+            files[doc_ends_name(source.split)] = doc_ends_entry(source.doc_ends[:documents])
             yield content_sha256(files)

@@ -22,14 +22,25 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Side, Split
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks import BlockVisit
-from niels_cache_runtime.loader.growth import resumed_phases
+from niels_cache_runtime.loader.growth import earlier_epochs, resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
+from niels_cache_runtime.loader.packing.documents import PackedDocuments
 from niels_cache_runtime.loader.preference.batch import make_maker
 from niels_cache_runtime.loader.prefetch import prefetched_batches
 from niels_cache_runtime.loader.remote.opening import Sources
 from niels_cache_runtime.loader.report import MixtureReport, make_report
-from niels_cache_runtime.loader.run_order import RunOrder, plan_batches
-from niels_cache_runtime.loader.settings import SFT, Blocks, LoaderSettings, check_one_tokenizer, find_sources, have_pairs, row_weights
+from niels_cache_runtime.loader.run_order import RunOrder, SampleLocations, plan_batches
+from niels_cache_runtime.loader.settings import (
+    SFT,
+    BestFit,
+    Blocks,
+    LoaderSettings,
+    check_one_tokenizer,
+    find_sources,
+    have_pairs,
+    row_weights,
+)
+from niels_cache_runtime.loader.source import SourceBlocks
 from niels_cache_runtime.loader.state import (
     State,
     arguments_of_state,
@@ -118,6 +129,8 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             rank may get no row. Set `drop_last` if all ranks must take equally many steps.
         on_exhausted: With "raise", a pass ends with an error, for a run that must not read a source more than `epochs` times.
         mask_cross_document_targets: Whether `y_masked` hides every target that belongs to a different document than its input.
+        packing: With "best_fit" or `BestFit(...)`, rows of pretrain splits hold whole documents instead of windows of the stream. Documents
+            of more than T+1 tokens are cut into as few pieces as possible. Batches have the fields that SFT batches have.
         prefetch: The number of batches that a thread prepares ahead. None means 1 for CUDA and 0 otherwise. DataLoader workers do not use
             it.
         verify: "size" compares file sizes with meta.json. "sha256" also reads every file of these splits once and compares its content.
@@ -153,6 +166,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         drop_last: bool = False,
         on_exhausted: Literal["stop", "raise"] = "stop",
         mask_cross_document_targets: bool = False,
+        packing: Literal["best_fit"] | BestFit | None = None,
         prefetch: int | None = None,
         verify: Verify = "size",
     ) -> None:
@@ -167,12 +181,14 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         check_one_tokenizer(self._sources)
         pairs = have_pairs(self._sources, packing=settings.sft.packing)
         self._settings = settings = replace(settings, pairs=pairs)
+        if settings.packing and not self._packed:
+            raise NielsCacheError("packing='best_fit': is for pretrain splits, and examples of SFT are always packed whole; leave it out")
         self._run_order = RunOrder(
             self.samples_per_epoch,
             schedule=row_weights(self._sources, settings),
             seed=settings.seed,
             shuffle=settings.shuffle,
-            blocks=[source.blocks(settings.order.shards) for source in self._sources.values()] if settings.order else None,
+            blocks=self._blocks(),
             lanes=settings.lanes,
         )
         self._sizes = BatchSizes(0, 0, self.B, self.world_size, settings.machines)
@@ -335,7 +351,10 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         check_weights(state, self._sources, run_order, self._settings, allow_changed=bool(allowed))
         worker, here = state.get("worker"), get_worker_info()
         check_worker(state, position, here=None if here is None else (here.id, here.num_workers), sizes=self._sizes)
-        self._run_order = run_order.grown(phases)
+        for name, source in self._packed.items():
+            own, saved = phases.get(name, ((0, source.samples),)), state["sources"].get(name, {})
+            source.use_earlier(earlier_epochs(own, saved.get("documents", ())), [samples for _, samples in own[:-1]])
+        self._run_order = run_order.grown(phases, self._blocks())
         position = position.resized(self._sizes)
         end = self._steps.end(position)
         if end is not None and end < position.samples:  # `epochs` or a source's length has changed: a new pass begins here
@@ -374,6 +393,28 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         found = trace_samples(self._sources, step=number, samples=samples, located=located, side=side)
         return found if row is None and column is None else found.token(row or 0, column or 0)
 
+    def find(self, document: int, *, source: str | None = None, epoch: int = 0) -> list[tuple[int | None, int]]:
+        """Return the rows of an epoch that a document is in: `trace` backwards, for packed documents.
+
+        Args:
+            document: The number of the document in its split, counted from 0.
+            source: The name of the source. It may be left out if there is only one.
+            epoch: The epoch of the source, counted from 0.
+
+        Returns:
+            For each piece of the document, the number of the sample in the run, and the column at which the piece begins. The number is
+            None if the weights exclude the source before it comes there. A document of one token has no piece.
+
+        Raises:
+            NielsCacheError: For another source than one of packed documents, and for a document that it does not have in this epoch.
+        """
+        name = self.names[0] if source is None and len(self.names) == 1 else source
+        if name not in self._packed:
+            known = f"choose from {', '.join(self._packed)}" if self._packed else "it needs a pretrain split and packing='best_fit'"
+            raise NielsCacheError(f"find: source={source!r} is not one of packed documents; {known}")
+        numbers, columns = self._packed[name].find(document, epoch=check_whole("epoch", epoch))
+        return list(zip(self._run_order.samples_of(name, epoch, numbers), columns.tolist(), strict=True))
+
     def report(self, steps: int) -> MixtureReport:
         """Return a printable report of the next steps: configured and actual shares, epochs and repetitions of every source.
 
@@ -400,6 +441,14 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             NielsCacheError: Unless the order is in blocks.
         """
         return self._visits_of(self.names)
+
+    @property
+    def _packed(self) -> dict[str, PackedDocuments]:
+        return {name: source for name, source in self._sources.items() if isinstance(source, PackedDocuments)}
+
+    def _blocks(self) -> list[SourceBlocks] | None:
+        order = self._settings.order
+        return [source.blocks(order.shards) for source in self._sources.values()] if order else None
 
     def _visits_of(self, names: Collection[str]) -> Iterator[BlockVisit]:
         machines = self._settings.machines
@@ -461,7 +510,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             workers: The number of workers.
             done: The number of batches that the worker has made.
         """
-        plan = plan_batches(self._run_order, self._steps, position, worker=worker, workers=workers, done=done)
+        plan = plan_batches(self._run_order, self._steps, position, worker=worker, workers=workers, done=done, prepare=self._prepare)
         copied = [name for name, source in self._sources.items() if isinstance(source, PretrainWindows) and source.is_copied]
         if not copied:
             return map(self._maker.make, plan)
@@ -472,6 +521,11 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         visits = self._visits_of(copied)
         feed = BlockFeed(self._sources, visits, self._maker.make, self._settings, end=end, first=first, step=workers * rows)
         return feed.batches(plan)
+
+    def _prepare(self, located: SampleLocations) -> None:
+        for source, epoch, places in located.groups() if self._packed else ():
+            if (packed := self._packed.get(self.names[source])) is not None:
+                packed.prepare(located.numbers[places], epoch=epoch)
 
     @property
     def _steps(self) -> Steps:
@@ -495,6 +549,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         return {
             name: {"folder": source.folder, "fingerprint": source.fingerprint, "samples": source.samples}
             | self._run_order.state_entry(name)
+            | ({"documents": self._packed[name].documents} if name in self._packed else {})
             for name, source in self._sources.items()
         }
 

@@ -9,12 +9,14 @@ order, and a changed order needs a new ORDER_VERSION. `blend` chooses the next s
 
 import hashlib
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from niels_cache_runtime.cache.checks import check_whole
-from niels_cache_runtime.format.layout import Ints, Uints
+from niels_cache_runtime.format.layout import Array, Ints, Uints
 
 ORDER_VERSION = 1
 MAX_SAMPLES = 2**62
@@ -24,8 +26,7 @@ _ROUNDS = 8  # 4 rounds look random on long halves (Luby and Rackoff 1988) and p
 _ROUNDS_OF_FEW = 24  # on halves of two or three values, 8 rounds visibly prefer some permutations; with 12 rounds we found no preference
 _FEW = 1000
 _SIDES_TRIED = 256
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_HALF = np.uint64(32)
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Order:
@@ -64,38 +65,11 @@ class Order:
             positions: (m,) int64, counted from 0.
             epoch: The epoch, counted from 0.
         """
-        keys = self._keys(epoch)
-        reached = self._step(positions.astype(np.uint64), keys)
-        outside = np.flatnonzero(reached >= self._n)
-        while len(outside):
-            further = self._step(reached[outside], keys)
-            reached[outside] = further
-            outside = outside[further >= self._n]
-        return reached.view(np.int64)
+        return permute(positions.astype(np.uint64), self._n, self._sides, self._keys(epoch)).view(np.int64)
 
-    def _step(self, numbers: Uints, keys: Uints) -> Uints:
-        """Apply the Feistel network: a permutation of all numbers of the rectangle.
-
-        The arithmetic is in uint64 and wraps around.
-        """
-        halves = np.divmod(numbers, self._sides[1])
-        mixed = np.empty_like(numbers)
-        spare = np.empty_like(numbers)
-        for number in range(self._rounds):
-            changed, other, side = halves[number % 2], halves[1 - number % 2], self._sides[number % 2]
-            np.add(other, keys[number, 0], out=mixed)
-            np.multiply(mixed, _MULTIPLIER, out=mixed)
-            np.right_shift(mixed, _HALF, out=spare)
-            np.bitwise_xor(mixed, spare, out=mixed)
-            np.multiply(mixed, keys[number, 1], out=mixed)
-            np.right_shift(mixed, _HALF, out=mixed)  # scale 32 good bits to range(side), as in Lemire 2019 without the rejection
-            np.multiply(mixed, side, out=mixed)
-            np.right_shift(mixed, _HALF, out=mixed)
-            # This is modulo the side: of the two candidates, the smaller one did not wrap around.
-            np.add(changed, mixed, out=changed)
-            np.subtract(changed, side, out=mixed)
-            np.minimum(changed, mixed, out=changed)
-        return halves[0] * self._sides[1] + halves[1]
+    def positions(self, numbers: Ints, epoch: int) -> Ints:
+        """Return the position of each sample number in an epoch, (m,) int64: the inverse of `at`."""
+        return permute(numbers.astype(np.uint64), self._n, self._sides, self._keys(epoch), backwards=True).view(np.int64)
 
     def _keys(self, epoch: int) -> Uints:
         newest, keys = self._newest_keys  # read and written as one pair, so that threads may share an order
@@ -110,6 +84,63 @@ class Order:
         keys = np.frombuffer(stream, dtype="<u8").reshape(self._rounds, 2).astype(np.uint64)
         keys[:, 1] |= np.uint64(1)
         return keys
+
+
+def permute(numbers: Array, n: Any, sides: Sequence[Any], keys: Iterable[Any], *, backwards: bool = False) -> Array:
+    """Return the image of each number under a Feistel network with cycle walking, a permutation of range(n). See Order.
+
+    Each number may have a network of its own. `n`, the sides and the summands are arrays (m,) then.
+
+    Args:
+        numbers: (m,) uint64 or uint32, each below `n`. All other arguments have the same type.
+        n: The length of the range.
+        sides: The two sides of the rectangle.
+        keys: For every round, a summand and an odd factor.
+        backwards: Whether to return the numbers whose images these are.
+    """
+
+    def of_outside(value: Any) -> Any:
+        return value[outside] if np.ndim(value) else value
+
+    reached = _apply_rounds(numbers, sides, keys, backwards=backwards)
+    outside = np.flatnonzero(reached >= n)
+    if len(outside):
+        own_keys = [(of_outside(summand), factor) for summand, factor in keys]
+        own_sides = [of_outside(side) for side in sides]
+        reached[outside] = permute(reached[outside], of_outside(n), own_sides, own_keys, backwards=backwards)
+    return reached
+
+
+def _apply_rounds(numbers: Array, sides: Sequence[Any], keys: Iterable[Any], *, backwards: bool) -> Array:
+    """Apply the Feistel network: a permutation of all numbers of the rectangle.
+
+    The arithmetic has the type of the numbers, uint64 or uint32, and wraps around. The sides have at most half of its bits.
+    """
+    dtype = numbers.dtype.type
+    half, multiplier = dtype(numbers.itemsize * 4), MULTIPLIER.astype(dtype)
+    halves = np.divmod(numbers, sides[1])
+    mixed = np.empty_like(numbers)
+    spare = np.empty_like(numbers)
+    rounds = list(enumerate(keys))
+    for number, (summand, factor) in reversed(rounds) if backwards else rounds:
+        changed, other, side = halves[number % 2], halves[1 - number % 2], sides[number % 2]
+        np.add(other, summand, out=mixed)
+        np.multiply(mixed, multiplier, out=mixed)
+        np.right_shift(mixed, half, out=spare)
+        np.bitwise_xor(mixed, spare, out=mixed)
+        np.multiply(mixed, factor, out=mixed)
+        np.right_shift(mixed, half, out=mixed)  # scale its good bits to range(side), as in Lemire 2019 without the rejection
+        np.multiply(mixed, side, out=mixed)
+        np.right_shift(mixed, half, out=mixed)
+        # This is modulo the side: of the two candidates, the smaller one did not wrap around.
+        if backwards:
+            np.subtract(changed, mixed, out=changed)
+            np.add(changed, side, out=mixed)
+        else:
+            np.add(changed, mixed, out=changed)
+            np.subtract(changed, side, out=mixed)
+        np.minimum(changed, mixed, out=changed)
+    return halves[0] * sides[1] + halves[1]
 
 
 def _tight_rectangle(n: int) -> tuple[int, int]:

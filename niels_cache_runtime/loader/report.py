@@ -8,6 +8,8 @@ from fractions import Fraction
 from math import ceil
 
 from niels_cache_runtime.catalog_text import as_html
+from niels_cache_runtime.loader.packing.document_plan import PlanTotals
+from niels_cache_runtime.loader.packing.documents import PackedDocuments
 from niels_cache_runtime.loader.packing.rows import PackedExamples, PackingReport
 from niels_cache_runtime.loader.run_order import RunOrder
 from niels_cache_runtime.loader.settings import LoaderSettings
@@ -40,7 +42,7 @@ class SourceShare:
     samples_per_epoch: int
     epochs: float
     repetitions: int
-    details: PackingReport | None = None
+    details: PackingReport | PlanTotals | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ def make_report(sources: NamedSources, run_order: RunOrder, *, first: int, last:
             samples_per_epoch=source.samples,
             epochs=float(read),
             repetitions=max(0, ceil(read) - 1),
-            details=source.report() if isinstance(source, PackedExamples) else None,
+            details=source.report() if isinstance(source, PackedExamples | PackedDocuments) else None,
         )
         for (name, source), count, amount, read in zip(sources.items(), taken, amounts, run_order.epochs_read(last), strict=True)
     ]

@@ -11,7 +11,7 @@ that a resumed run waits for one batch only.
 """
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -101,15 +101,17 @@ class RunOrder:
         self._blocks, self._seed, self._shuffle = blocks, seed, shuffle
         self._set_epochs({})
 
-    def grown(self, phases: Mapping[str, Phases]) -> "RunOrder":
+    def grown(self, phases: Mapping[str, Phases], blocks: Sequence[SourceBlocks] | None = None) -> "RunOrder":
         """Return the order of a run in which some sources have grown.
 
         Args:
             phases: The phases of these sources, by name; see Epochs.
+            blocks: The blocks of each source, for an order in blocks.
         """
-        if phases == self.phases:
+        if phases == self.phases and blocks is None:
             return self
         changed = copy.copy(self)
+        changed._blocks = blocks or self._blocks
         changed._set_epochs(phases)
         return changed
 
@@ -130,9 +132,12 @@ class RunOrder:
             return [Order(n, seed=self._seed, name=name) for _, n in epochs.phases] if self._shuffle else ()
         settings: dict[str, Any] = {"seed": self._seed, "name": name, "lanes": self.lanes, "shuffle": self._shuffle}
         # A phase before the growth has the first samples, so its last blocks are cut or have none.
+        own = self._blocks[source]
+        earlier = own.earlier if len(own.earlier) == len(epochs.phases) - 1 else ()  # else they are those of another state
+        starts = [*earlier, *(np.minimum(own.samples, n) for _, n in epochs.phases[len(earlier) :])]
         return [
-            BlockOrder(np.minimum(self._blocks[source].samples, n), began=(first, epoch), **settings)
-            for (first, n), epoch in zip(epochs.phases, epochs.first_epochs.tolist(), strict=True)
+            BlockOrder(of_phase, began=(first, epoch), **settings)
+            for of_phase, (first, _), epoch in zip(starts, epochs.phases, epochs.first_epochs.tolist(), strict=True)
         ]
 
     def locate(self, samples: Ints) -> SampleLocations:
@@ -147,6 +152,13 @@ class RunOrder:
             if orders := self._orders[source]:
                 numbers[places] = orders[self._epochs[source].phase(epoch)].at(numbers[places], epoch)
         return SampleLocations(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
+
+    def samples_of(self, name: str, epoch: int, numbers: Ints) -> list[int | None]:
+        """Return the samples of the run at which an epoch of a source comes to its samples `numbers`, or None where it never does."""
+        source = self.names.index(name)
+        epochs, orders = self._epochs[source], self._orders[source]
+        places = orders[epochs.phase(epoch)].positions(numbers, epoch) if orders else numbers
+        return [self.blend.position(source, epochs.start(epoch) + place) for place in places.tolist()]
 
     def epochs_read(self, samples: int) -> list[Fraction]:
         """Return how often each source was read after the first `samples` samples of the run; see Epochs.read."""
@@ -186,12 +198,19 @@ class RunOrder:
 
 
 def plan_batches(
-    run_order: RunOrder, steps: Steps, position: Position, *, worker: int, workers: int, done: int
+    run_order: RunOrder,
+    steps: Steps,
+    position: Position,
+    *,
+    worker: int,
+    workers: int,
+    done: int,
+    prepare: Callable[[SampleLocations], None],
 ) -> Iterator[SampleLocations]:
     """Yield the places of the batches that one worker of a DataLoader makes from `position` to the end of the pass.
 
     Count the batches after `position` from 0. Worker number `worker` makes every `workers`-th batch, beginning with batch number `worker`.
-    Its first `done` batches are left out.
+    Its first `done` batches are left out. `prepare` is called with the places of several batches before the first of them comes.
     """
     full, last = steps.full(position), steps.last(position)
     sizes = position.sizes
@@ -202,6 +221,7 @@ def plan_batches(
         count = block if full is None else min(block, -(-(full - index) // workers))
         batches = index + workers * np.arange(count)
         located = run_order.locate((batches[:, None] * sizes.rows + own).ravel())
+        prepare(located)
         for first in range(0, len(located), sizes.B):
             yield located.part(first, first + sizes.B)
         index += workers * count

@@ -21,6 +21,7 @@ from niels_cache_runtime.loader.batch import FIELDS
 from niels_cache_runtime.loader.blend import Schedule
 from niels_cache_runtime.loader.blocks import MAX_LANES, resolve_machines
 from niels_cache_runtime.loader.order import MAX_SEED
+from niels_cache_runtime.loader.packing.documents import DocumentPacking, PackedDocuments
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.loader.preference.rows import PackedPairs
 from niels_cache_runtime.loader.source import NamedSources, SampleSource
@@ -31,6 +32,8 @@ _WEIGHT_PARTS = 1 << 16
 _MAX_WEIGHT = 10**100  # so small that all later products fit into a float
 _SFT_SETTINGS = {"loss_on": get_args(LossOn), "overflow": get_args(Overflow), "weigh_by": ("tokens", "examples")}
 _SAMPLE_SETTINGS = ("T", "seed", "shuffle", "stride")
+_PACKINGS = ("best_fit",)
+_MAX_PACKED = 1 << 20  # so that the number of a piece in its row has 20 bits
 _RUN_SETTINGS = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 
 
@@ -88,11 +91,25 @@ class Blocks(NamesArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BestFit(NamesArguments):
+    """Settings of `TokenLoader(packing=...)`: documents of pretrain splits are packed whole into rows.
+
+    Attributes:
+        plans: The folder in which the plans of the rows are kept. None means `index` in the cache root.
+    """
+
+    plans: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plans", None if self.plans is None else os.fspath(self.plans))
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoaderSettings:
     """The checked arguments of TokenLoader that decide its samples and its steps, under the same names. TokenLoader explains them.
 
-    Four fields differ. `weights` is always a schedule. `order` is None for an order of the whole split, and its number of machines is
-    known. `on_exhausted` may also be "restart". `pairs` says whether the sources hold preference pairs.
+    Some fields differ. `packing` is a BestFit or None, and `weights` is always a schedule. `order` is None for an order of the whole split,
+    and its number of machines is known. `on_exhausted` may also be "restart". `pairs` says whether the sources hold preference pairs.
     """
 
     T: int
@@ -110,6 +127,7 @@ class LoaderSettings:
     on_exhausted: str
     drop_last: bool
     mask_cross_document_targets: bool
+    packing: BestFit | None
     pairs: bool = False
 
     @classmethod
@@ -151,6 +169,7 @@ class LoaderSettings:
         if not isinstance(given["sft"], SFT):
             raise NielsCacheError(f"sft={given['sft']!r:.60}: must be SFT(...), such as SFT(loss_on='all')")
         given["order"] = _checked_order(given["order"], given["world_size"])
+        given["packing"] = _checked_packing(given["packing"], T=given["T"], stride=given["stride"])
         return cls(**given | {"weights": _schedule(names, given["weights"])})
 
     @property
@@ -170,6 +189,7 @@ class LoaderSettings:
         """
         found = {name: getattr(self, name) for name in _SAMPLE_SETTINGS} | {name: getattr(self.sft, name) for name in _SFT_SETTINGS}
         of_order = {"order": "split"} if self.order is None else _entries_of(self.order)
+        found |= {"document_packing": _PACKINGS[0]} if self.packing else {}
         return found | of_order | ({"kind": "preference", "packing": self.sft.packing} if self.pairs else {})
 
     def state_settings(self) -> dict[str, Any]:
@@ -192,11 +212,12 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
         NielsCacheError: For missing or unknown keys, and for a value that no loader has saved.
     """
     of_blocks, of_pairs = _entries_of(Blocks()) if "order" in settings else {}, ("kind", "packing") if "kind" in settings else ()
-    expected = {*_SAMPLE_SETTINGS, *_SFT_SETTINGS, *_RUN_SETTINGS, *of_blocks, *of_pairs}
+    of_packing = {"document_packing"} & settings.keys()
+    expected = {*_SAMPLE_SETTINGS, *_SFT_SETTINGS, *_RUN_SETTINGS, *of_blocks, *of_pairs, *of_packing}
     if set(settings) != expected:
         other = sorted(set(settings) ^ expected)[0]
         raise NielsCacheError(f"state: its settings have {'an unknown' if other in settings else 'no'} {other!r:.40}; it was cut or edited")
-    for name, value in (("order", "blocks"), ("kind", "preference")):
+    for name, value in (("order", "blocks"), ("kind", "preference"), ("document_packing", _PACKINGS[0])):
         if settings.get(name, value) != value:
             raise NielsCacheError(f"state: its settings have {name}={settings[name]!r:.40}; it was edited")
     if (settings["epochs"] is None) != (settings["on_exhausted"] == "restart"):
@@ -205,6 +226,8 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
     if given["on_exhausted"] == "restart":
         del given["on_exhausted"]
     given["sft"] = SFT(**{name: settings[name] for name in (*_SFT_SETTINGS, "packing") if name in settings})
+    if of_packing:
+        given["packing"] = settings["document_packing"]
     if of_blocks:
         given["order"] = Blocks(shards=settings["block_shards"], lanes=settings["lanes"], machines=machines)
     return given
@@ -222,6 +245,25 @@ def _checked_order(order: Any, world_size: int) -> Blocks | None:
     if order != "split":
         raise NielsCacheError(f"order={order!r:.60}: must be 'split' or Blocks(...), such as Blocks(shards=64, lanes=1)")
     return None
+
+
+def _checked_packing(packing: Any, *, T: int, stride: int | None) -> BestFit | None:
+    """Return the settings of the packing of documents, or None for windows."""
+    if packing is None:
+        return None
+    if stride is not None:
+        raise NielsCacheError(f"stride={stride}: is for windows; packing reads every document once, so leave stride out")
+    if T > _MAX_PACKED:
+        raise NielsCacheError(f"T={T}: packed rows have at most {_MAX_PACKED} inputs; use a smaller T, or leave packing out")
+    if not isinstance(packing, BestFit):
+        check_choice("packing", packing, _PACKINGS)
+    return packing if isinstance(packing, BestFit) else BestFit()
+
+
+def document_packing(settings: LoaderSettings, packing: BestFit) -> DocumentPacking:
+    """Return how a source packs its documents."""
+    files = settings.order.shards if settings.order else None
+    return DocumentPacking(seed=settings.seed if settings.shuffle else None, block_files=files, plans=packing.plans)
 
 
 def _check_bool(name: str, value: Any) -> bool:
@@ -349,7 +391,7 @@ def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size") -> SampleSource:
-    """Open a split: PretrainWindows for a pretrain split, PackedExamples for an SFT split, PackedPairs for one of preference pairs.
+    """Open a split: PretrainWindows or PackedDocuments for a pretrain split, PackedExamples or PackedPairs for an SFT split.
 
     Raises:
         NielsCacheError: For the reasons that these classes list, and for a folder that is no such split.
@@ -358,7 +400,9 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
     try:
         os.stat(path.parent / f"{path.name}_tokens.bin")
     except (FileNotFoundError, NotADirectoryError):
-        return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify)
+        if settings.packing is None:
+            return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify)
+        return PackedDocuments(folder, T=settings.T, packing=document_packing(settings, settings.packing), verify=verify)
     except (OSError, ValueError) as error:  # no permission, or an invalid name
         raise NielsCacheError(f"{folder!r:.200}: cannot be opened: {error}; give the folder of a split") from error
     sft = settings.sft

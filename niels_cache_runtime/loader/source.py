@@ -7,7 +7,7 @@ A pretrain split gives windows of its stream (`windows`). An SFT split gives row
 samples and their order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,11 +41,13 @@ class SampleRows:
         tokens: (n, T+1) uint16 or uint32.
         boundaries: The starts of documents, or None unless requested.
         targets: (n, T) bool, whether a model should learn each of `tokens[:, 1:]`. None means all of them.
+        ignored: The places of targets that a model should not learn, in the flattened targets. None if `targets` says it.
     """
 
     tokens: Tokens
     boundaries: DocumentStarts | None = None
     targets: Bools | None = None
+    ignored: Ints | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +75,13 @@ class SourceBlocks:
         samples: (blocks + 1,). Block b has the samples `samples[b]` .. `samples[b + 1] - 1`. It may have none.
         files: (blocks + 1,). Block b has the files `files[b]` .. `files[b + 1] - 1`.
         tails: (blocks,), the number of tokens after the files of a block that the last sample of the block also reads.
+        earlier: `samples` before each time that the source has grown. Without them, these are the first samples of the source.
     """
 
     samples: Ints
     files: Ints
     tails: Ints
+    earlier: Sequence[Ints] = ()
 
 
 class SampleSource(Protocol):

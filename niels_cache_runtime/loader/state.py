@@ -17,6 +17,7 @@ from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.loader.blocks import BLOCK_ORDER_VERSION
 from niels_cache_runtime.loader.growth import Epochs
 from niels_cache_runtime.loader.order import ORDER_VERSION
+from niels_cache_runtime.loader.packing.document_plan import DOCUMENT_PLAN_VERSION
 from niels_cache_runtime.loader.run_order import RunOrder
 from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, name_sources, row_weights, saved_arguments
 from niels_cache_runtime.loader.source import NamedSources
@@ -48,27 +49,32 @@ def _has_form(value: Any, form: Any) -> bool:
 def _is_source(source: Mapping[str, Any]) -> bool:
     recorded = (source.get("folder"), source.get("fingerprint"), source.get("samples"))
     phases = source.get("phases", [(0, 1)])
-    return _has_form(recorded, (str, str, int)) and _has_form(phases, [(int, int)]) and Epochs.is_valid(phases)
+    documents = source.get("documents", [1] * len(phases))
+    is_valid = _has_form(recorded, (str, str, int)) and _has_form(phases, [(int, int)]) and Epochs.is_valid(phases)
+    return is_valid and _has_form(documents, [int]) and len(documents) == len(phases)
 
 
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
     """Return a state.
 
-    A state with order="blocks" also has the version of that order. The key `names` of the state keeps the order of the sources, because
-    JSON may be saved with sorted keys. The order matters: if several sources are equally due, a blend takes the first of them.
+    A state with order="blocks" also has the version of that order, and one with packed documents that of their plan. The key `names` of the
+    state keeps the order of the sources, because JSON may be saved with sorted keys. The order matters: if several sources are equally due,
+    a blend takes the first of them.
 
     Args:
         position: The position of the run.
         settings: The settings that decide the samples, by name.
         weights: The schedule of weights as the user gave it.
         sources: Name -> {folder, fingerprint, samples}, in the loader's order. A source that has grown also has `phases` (see Epochs).
+            One of packed documents has the number of `documents` in each phase.
     """
-    in_blocks = settings.get("order") == "blocks"
+    in_blocks, packs = settings.get("order") == "blocks", "document_packing" in settings
     return {
         "format": FORMAT,
         "version": VERSION,
         "order_version": ORDER_VERSION,
         **({"block_order_version": BLOCK_ORDER_VERSION} if in_blocks else {}),
+        **({"document_plan_version": DOCUMENT_PLAN_VERSION} if packs else {}),
         **position_to_state(position),
         "settings": settings,
         "weights": [[first, dict(shares)] for first, shares in weights],
@@ -119,6 +125,11 @@ def check_form(state: Any) -> None:
             raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")
         in_blocks = state["settings"].get("order", "split") == "blocks"
         is_known = not in_blocks or state.get("block_order_version") == BLOCK_ORDER_VERSION
+        if "document_packing" in state["settings"] and state.get("document_plan_version") != DOCUMENT_PLAN_VERSION:
+            raise NielsCacheError(
+                f"state: its documents were packed by version {state.get('document_plan_version')}, and this niels_cache_runtime packs by "
+                f"version {DOCUMENT_PLAN_VERSION}: resume with the release that saved it"
+            )
     if not is_known or state.get("order_version") != ORDER_VERSION:
         of_blocks = f", block order {state['block_order_version']}" if "block_order_version" in state else ""
         raise NielsCacheError(
@@ -178,11 +189,12 @@ def read_position(state: State) -> Position:
 
 def check_settings(state: State, settings: State) -> None:
     """Raise NielsCacheError for the first setting in `settings` whose value in the state is different. The message names the setting."""
-    saved = {"order": "split", "kind": "tokens", **state["settings"]}
-    for name, value in {"kind": "tokens", **settings}.items():
+    defaults = {"kind": "tokens", "document_packing": None}
+    saved = {"order": "split", **defaults, **state["settings"]}
+    for name, value in {**defaults, **settings}.items():
         of_state = saved.get(name)
         if of_state != value:
-            name = name.removeprefix("block_")  # as Blocks calls it
+            name = name.removeprefix("block_").removeprefix("document_")  # as the arguments are called
             raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={of_state!r}; resuming needs the same")
 
 

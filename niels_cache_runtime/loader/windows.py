@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from niels_cache_runtime.cache.checks import check_has_window, check_positive
-from niels_cache_runtime.cache.gather import WindowReader
+from niels_cache_runtime.cache.gather import WindowReader, gather_pieces
 from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import OpenedSplit, Verify, check_same_build, listed_of_split, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
@@ -136,7 +136,10 @@ class PretrainWindows:
 
     def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return shard, offset and document of every token of the samples `numbers` (n,). Documents are -1 without a doc_ends file."""
-        positions = self._starts(numbers)[:, None] + np.arange(self.T + 1)
+        return self._origins_of(self._starts(numbers)[:, None] + np.arange(self.T + 1))
+
+    def _origins_of(self, positions: Ints) -> TokenOrigins:
+        """Return the origin of the token at each of these places in the stream."""
         files = self._stream_ends.searchsorted(positions, side="right")
         documents = document_offsets = np.full_like(positions, -1)
         if self.doc_ends is not None:
@@ -149,22 +152,35 @@ class PretrainWindows:
 
     def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` shards each; the last block may have fewer. A window belongs to the block of its first token."""
-        first_files = np.append(np.arange(0, len(self.files), files), len(self.files))
-        starts = np.append(self._stream_starts, self._stream_ends[-1])[first_files]
+        first_files, starts = self._block_edges(files)
         samples = np.minimum(-(-starts // self.stride), self.samples)
         samples[-1] = self.samples
-        ends_of_windows = (samples[1:] - 1) * self.stride + self.T + 1
-        tails = np.where(np.diff(samples) > 0, np.maximum(ends_of_windows - starts[1:], 0), 0)
-        return SourceBlocks(samples=samples, files=first_files, tails=tails)
+        return SourceBlocks(samples=samples, files=first_files, tails=self._read_after(starts[:-1], starts[1:]))
+
+    def _block_edges(self, files: int) -> tuple[Ints, Ints]:
+        """Return the first file of every block of `files` files, and its first token in the stream, with the ends after the last ones."""
+        first_files = np.append(np.arange(0, len(self.files), files), len(self.files))
+        return first_files, np.append(self._stream_starts, self._stream_ends[-1])[first_files]
+
+    def _read_after(self, starts: Ints, ends: Ints) -> Ints:
+        """Return how many tokens after some ranges of the stream their last windows also read, (n,)."""
+        last = np.minimum((ends - 1) // self.stride, self.samples - 1) * self.stride
+        return np.where(last >= starts, np.maximum(last + self.T + 1 - ends, 0), 0)
 
     def _starts(self, numbers: Ints) -> Ints:
+        return self._checked(numbers, self.samples) * self.stride
+
+    def _checked(self, numbers: Ints, samples: int) -> Ints:
+        """Return the numbers of some of `samples` samples.
+
+        Raises:
+            NielsCacheError: If one is out of range.
+        """
         numbers = np.asarray(numbers, dtype=np.int64)
         # A negative number viewed as unsigned is too large.
-        if numbers.size and np.maximum.reduce(numbers.view(np.uint64)) >= self.samples:
-            raise NielsCacheError(
-                f"{self.folder}: asked for samples {numbers.min()} to {numbers.max()}, but it has 0 to {self.samples - 1}"
-            )
-        return numbers * self.stride
+        if numbers.size and np.maximum.reduce(numbers.view(np.uint64)) >= samples:
+            raise NielsCacheError(f"{self.folder}: asked for samples {numbers.min()} to {numbers.max()}, but it has 0 to {samples - 1}")
+        return numbers
 
     def _read_tokens(self, starts: Ints) -> Tokens:
         """Return (n, T+1) tokens: one window for each place of `starts` in the stream."""
@@ -183,11 +199,35 @@ class PretrainWindows:
             np.concatenate([*slice_pieces(self._mapped.shards[shard:], first, first + self.T + 1)], out=rows[number])
         return rows
 
+    def _read_pieces(self, starts: Ints, lengths: Ints, pads: Ints, *, pad_id: int) -> Tokens:
+        """Return the tokens of some pieces of the stream, one after the other, and after each of them its padding."""
+        mapped, limits = self._mapped, self._stream_ends[-1]
+        if self.is_copied or not self._back_to_back:
+            starts, lengths, pads = self._split_at_shards(starts, lengths, pads)
+            shards = self._stream_ends.searchsorted(starts, side="right")
+            starts = starts + (mapped.shard_starts - self._stream_starts)[shards]
+            limits = (mapped.shard_starts + mapped.readable)[shards]
+        return gather_pieces(mapped.tokens, starts, lengths, pads, limits=limits, pad_id=pad_id)
+
+    def _split_at_shards(self, starts: Ints, lengths: Ints, pads: Ints) -> tuple[Ints, Ints, Ints]:
+        """Cut the pieces that cross from one shard to the next."""
+        while True:
+            ends = self._stream_ends[self._stream_ends.searchsorted(starts, side="right")]
+            inside = np.minimum(lengths, ends - starts)
+            crosses = np.flatnonzero(inside < lengths)
+            if not len(crosses):
+                return starts, lengths, pads
+            starts = np.insert(starts, crosses + 1, ends[crosses])
+            lengths = np.insert(inside, crosses + 1, (lengths - inside)[crosses])
+            pads = np.insert(pads, crosses, 0)
+
+    _arguments: tuple[str, ...] = ("T", "stride")
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("folder", "path", "T", "stride", "meta", "fingerprint")}
+        return {name: getattr(self, name) for name in ("folder", "path", *self._arguments, "meta", "fingerprint")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["path"], T=state["T"], stride=state["stride"])  # type: ignore[misc]
+        self.__init__(state["path"], **{name: state[name] for name in self._arguments})  # type: ignore[misc]
         self.folder = state["folder"]
         check_same_build(self.folder, opened=state["meta"], reopened=self.meta)
         if self.fingerprint != state["fingerprint"]:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from niels_cache_runtime.lazy_names import load_lazily
 
 if TYPE_CHECKING:
+    from niels_cache_runtime.cache.index_cache import IndexCache
     from niels_cache_runtime.megatron.blended import MegatronBlendedDataset, open_blend, prebuild_blend
     from niels_cache_runtime.megatron.cache_split import MegatronCacheSplit, open_indexed
     from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
     from niels_cache_runtime.megatron.gpt_indices import split_ranges
-    from niels_cache_runtime.megatron.index_cache import IndexCache
     from niels_cache_runtime.megatron.indexed import IndexedDataset
     from niels_cache_runtime.megatron.indexed_writer import IndexedWriter, plan_indexed, write_indexed
 
@@ -37,9 +37,8 @@ __all__ = [
 _MODULES = {
     "blended": "MegatronBlendedDataset open_blend prebuild_blend",
     "cache_split": "MegatronCacheSplit open_indexed",
-    "gpt_dataset": "MegatronGPTDataset",
+    "gpt_dataset": "IndexCache MegatronGPTDataset",
     "gpt_indices": "split_ranges",
-    "index_cache": "IndexCache",
     "indexed": "IndexedDataset",
     "indexed_writer": "IndexedWriter plan_indexed write_indexed",
 }

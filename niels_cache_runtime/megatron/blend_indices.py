@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_positive
+from niels_cache_runtime.cache.index_cache import Allocate, new_array
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Ints
-from niels_cache_runtime.megatron.gpt_indices import Allocate, OnArrayProgress, new_array
+from niels_cache_runtime.megatron.gpt_indices import OnArrayProgress
 
 MANY_DATASETS = 32_767  # Megatron refuses this number of data sets or more; here dataset_index is then int32
 

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from niels_cache_runtime.cache.checks import MAX_COUNT, check_index, check_whole
+from niels_cache_runtime.cache.index_cache import Allocate, IndexCache
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Ints
 from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalize_weights
 from niels_cache_runtime.megatron.cache_split import open_indexed
 from niels_cache_runtime.megatron.gpt_dataset import IndexedSamples, MegatronGPTDataset
-from niels_cache_runtime.megatron.gpt_indices import Allocate, OnArrayProgress, split_ranges, tokens_of
-from niels_cache_runtime.megatron.index_cache import IndexCache
+from niels_cache_runtime.megatron.gpt_indices import OnArrayProgress, split_ranges, tokens_of
 from niels_cache_runtime.remote.split_location import Copy
 
 SURPLUS = 0.005  # Megatron's mid_level_dataset_surplus

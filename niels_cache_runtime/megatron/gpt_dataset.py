@@ -20,19 +20,17 @@ import torch
 from torch.utils.data import Dataset
 
 from niels_cache_runtime.cache.checks import MAX_COUNT, check_index, check_whole
+from niels_cache_runtime.cache.index_cache import Allocate, Arrays, IndexCache, new_array, open_arrays
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Bools, Int32s, Ints
 from niels_cache_runtime.megatron.cache_split import Indexed
 from niels_cache_runtime.megatron.gpt_indices import (
     INT32_MAX,
-    Allocate,
     Documents,
     OnArrayProgress,
     build_gpt_indices,
     check_gpt_indices,
-    new_array,
 )
-from niels_cache_runtime.megatron.index_cache import Arrays, IndexCache, open_arrays
 
 Sample = dict[str, torch.Tensor]
 NO_PAD = -1  # not a token id: Megatron pads with it if the tokenizer has no pad token

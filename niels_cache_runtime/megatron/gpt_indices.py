@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_runtime.cache.index_cache import Allocate, new_array
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Int32s
 
 Documents = range | NDArray[np.integer[Any]]
-Allocate = Callable[[str, tuple[int, ...], np.dtype], Array]
 OnArrayProgress = Callable[[str, int, int], None]
 
 DOCUMENT_DTYPE = np.dtype(np.int32)
@@ -69,11 +69,6 @@ class EpochPlan:
     epochs: int
     samples: int
     shuffled_apart: int | None
-
-
-def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """Allocate memory for the array `name`. This is the default `Allocate`."""
-    return np.empty(shape, dtype=dtype)
 
 
 def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:

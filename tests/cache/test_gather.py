@@ -5,9 +5,11 @@ import gc
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.cache.gather import InputTargetMaker, _RecycledMemory, draw_uniform
+from niels_cache_runtime.cache.gather import InputTargetMaker, _RecycledMemory, draw_uniform, gather_pieces
 
 SMALL, LARGE = (3, 5), (16, 1024)  # fresh memory and recycled memory
 CPU = torch.device("cpu")
@@ -79,3 +81,13 @@ def test_memory_of_dropped_batches_is_lent_again_and_only_to_its_shape() -> None
     x, _ = maker.pairs(rows_of((LARGE[0] + 1, LARGE[1]), 0))
     assert x.shape == (LARGE[0] + 1, LARGE[1])
     assert x.data_ptr() not in addresses
+
+
+@given(st.lists(st.tuples(st.integers(0, 250), st.integers(1, 150), st.integers(0, 3)), max_size=12), st.integers(300, 400))
+def test_pieces_lie_one_after_the_other_with_their_padding(pieces: list[tuple[int, int, int]], count: int) -> None:
+    tokens = np.arange(100, 100 + count, dtype=np.uint16)
+    pieces = [(start, min(length, count - start), pad) for start, length, pad in pieces]
+    starts, lengths, pads = np.array(pieces, dtype=np.int64).reshape(-1, 3).T
+    expected = [token for start, length, pad in pieces for token in [*tokens[start : start + length].tolist(), *[7] * pad]]
+    for limits in (count, starts + lengths):  # a chunk that reaches beyond the limit is never read
+        assert gather_pieces(tokens, starts, lengths, pads, limits=limits, pad_id=7).tolist() == expected

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -110,6 +111,41 @@ def test_blocks_go_on_over_a_grown_cache(caches: Grown, steps: int) -> None:
     state = saved(new)
     assert (state["version"], state["block_order_version"]) == (1, 1)
     assert all(torch.equal(*pair) for pair in zip(taken(TokenLoader.from_state(state), 9), taken(new, 9), strict=True))
+
+
+@pytest.mark.parametrize("order", ["split", Blocks(shards=2, lanes=3)])
+def test_packed_documents_go_on_over_a_cache_that_has_grown_twice(caches: Grown, order: Any) -> None:
+    packed: dict[str, Any] = SETTINGS | {"packing": "best_fit", "order": order}
+    old = TokenLoader({NAME: caches["old"]}, **packed)
+    before = old.samples_per_epoch[NAME]
+    taken(old, 7)
+    new = TokenLoader.from_state(saved(old), {NAME: caches["new"]}, grown=True)
+    full = (before - old.samples) // 3
+    assert full > 5
+    new_state = saved(new)
+    assert all(torch.equal(*pair) for pair in zip(taken(new, full), taken(old, full), strict=True))
+    every = new.samples_per_epoch[NAME]
+    assert every > before
+    for number in (1, 2):
+        found = numbers(new, before + (number - 1) * every, before + number * every)
+        assert {epoch for epoch, _ in found} == {number}
+        assert sorted(row for _, row in found) == list(range(every))
+    assert new.find(3) == TokenLoader({NAME: caches["old"]}, **packed).find(3)
+    taken(new, every // 3)  # into the second epoch, so that three epochs differ
+    for state in (new_state, saved(new)):
+        newest = TokenLoader.from_state(state, {NAME: caches["newest"]}, grown=True)
+        again, copied = TokenLoader.from_state(saved(newest)), pickle.loads(pickle.dumps(newest))
+        batches = taken(newest, 40)
+        assert all(torch.equal(*pair) for other in (again, copied) for pair in zip(taken(other, 40), batches, strict=True))
+    assert np.array_equal(newest.trace(2).tokens[:, :-1], taken(TokenLoader({NAME: caches["old"]}, **packed), 3)[2].numpy())  # type: ignore[union-attr]
+    fresh = saved(TokenLoader({NAME: caches["newest"]}, **packed))
+    newest.load_state_dict(fresh)
+    assert all(torch.equal(*pair) for pair in zip(taken(newest, 9), taken(TokenLoader.from_state(fresh), 9), strict=True))
+    newest.load_state_dict(saved(again))
+    with pytest.raises(NielsCacheError, match="edited"):
+        TokenLoader.from_state(
+            {**saved(newest), "sources": changed(saved(newest), documents=[1] * len(saved(newest)["sources"][NAME]["documents"]))}
+        )
 
 
 def test_a_pass_ends_with_the_old_epoch(caches: Grown) -> None:

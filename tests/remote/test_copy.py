@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import io
+import itertools
 import os
 import pickle
 import signal
@@ -13,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -41,7 +43,8 @@ from tests.helpers.copied_caches import (
     wait_until,
     write_notes,
 )
-from tests.helpers.loopback_s3 import BUCKET
+from tests.helpers.hand_made import write_meta_of, write_stream
+from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 from tests.helpers.remote_caches import Caches
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
@@ -78,6 +81,31 @@ def test_trace_reads_through_the_copy(published: Published) -> None:
     assert (ours.tokens == theirs.tokens).all()
     assert (ours.offsets == theirs.offsets).all()
     assert (local.as_dataset()[77]["x"] == remote.as_dataset()[77]["x"]).all()
+
+
+@pytest.mark.parametrize(("lanes", "T", "shard_tokens"), [(2, 32, 2048), (2, 600, 256)])
+def test_packed_documents_come_through_the_copy(s3: LoopbackS3, tmp_path: Path, lanes: int, T: int, shard_tokens: int) -> None:
+    """In the last case, a piece is longer than a block."""
+    folder = tmp_path / "published" / "pretrain" / "notes"
+    count = SHARDS * shard_tokens + 7
+    lengths = torch.randint(2, 90, (count // 45,), generator=torch.Generator().manual_seed(1)).tolist()
+    ends = [end for end in itertools.accumulate([*lengths, 5000]) if end < count - 1]
+    write_stream(folder, np.arange(count) % 60_000, shard_tokens=shard_tokens, doc_ends=[*ends, count])
+    numbers = {"train_tokens": count, "val_tokens": 0, "documents": {"train": len(ends) + 1, "val": 0}, "tokenizer_sha256": None}
+    write_meta_of(folder, kind="pretrain", append_eot=True, shard_bytes=2 * shard_tokens, **numbers)
+    push(open_local_build(folder), ADDRESS)
+    published = Published(s3, folder, tmp_path / "copy")
+    copy = Copy(dir=published.copy, limit=room(2 + lanes))
+    settings: dict[str, Any] = {"T": T, "B": 16, "seed": 3, "packing": "best_fit", "order": Blocks(shards=2, lanes=lanes), "epochs": 2}
+    local, remote = TokenLoader(str(folder), **settings), TokenLoader(ADDRESS, **settings, remote=copy)
+    expected = rows(local)
+    assert len(expected) > 10
+    assert rows(remote) == expected
+    assert rows(pickle.loads(pickle.dumps(remote)), 3) == rows(local, 3)
+    ours, theirs = remote.trace(0), local.trace(0)
+    assert all(np.array_equal(getattr(ours, name), getattr(theirs, name)) for name in ("tokens", "offsets", "documents"))
+    with pytest.raises(NielsCacheError, match="packing"):
+        TokenLoader(ADDRESS, **settings, remote=Copy(fetch="windows"))
 
 
 def readers(published: Published) -> list[Reader]:

@@ -42,6 +42,7 @@ RUNS = {
         "packing",
     ),
     "megatron.py --quick": ("sample index, ", "all three indices", "blend of 2", "num_workers=0", "num_workers=1"),
+    "packed_documents.py --quick": ("600 tokens a document", "80 tokens a document", "plan of 100,000 documents", "opened in"),
     "parts.py --quick": ("two parts of 1 MB", "2 parts of 1 MB, 2 at a time", "loader (8, 512), 64 parts", "seal 100 shards"),
     "remote.py --mib 4 --shards 2 --rounds 1": ("push is at", "pull is at"),
     "remote.py --train --mib 16 --shards 32 --rounds 1": ("cold start", "streaming", "local"),

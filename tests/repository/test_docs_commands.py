@@ -307,7 +307,7 @@ def test_the_readme_runs_and_its_loop_learns(project: Path, monkeypatch: pytest.
     assert printed[2] == f"{math.log(4000):.2f}"
 
 
-@pytest.mark.parametrize("page", [page_name(path) for path in PAGES])
+@pytest.mark.parametrize("page", [page_name(path) for path in PAGES if path.stem != "mistakes"])  # what is typed there is wrong
 def test_commands_in_running_text_are_commands(page: str) -> None:
     for command in inline_commands(REPOSITORY / page):
         parses(shlex.split(command.replace("COMMAND", "status")))

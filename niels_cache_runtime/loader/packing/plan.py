@@ -10,11 +10,13 @@ is the smallest possible number of rows, this method needs at most 11/9 * m + 4 
 Examples of the same length are placed together, and rows with the same content are counted, not listed. So the Python loop runs at most
 once per example. On real data, the loop runs much less often, because there are far more examples than different lengths. Each round of the
 loop finds a row with one lookup in a bitset of the room that rows have left. `rows` cuts the long examples.
+`documents` uses the groups of equal rows for the documents of a pretrain split.
 """
 
 import hashlib
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +28,18 @@ PACKING_VERSION = 1  # must change whenever the same lengths, capacity, seed and
 # The content of each row in a group, a linked list from the last placed examples to the first:
 # (content placed before, length, number of examples of that length per row).
 _Content = tuple["_Content | None", int, int]
+
+
+class RowGroup(NamedTuple):
+    """Rows with the same content.
+
+    Attributes:
+        rows: The number of rows.
+        content: (length, number of examples of that length) of each row, from the longest to the shortest.
+    """
+
+    rows: int
+    content: list[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +55,11 @@ class RowShapes:
     places_by_length: Ints
 
 
-def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
-    """Pack examples into rows, and return the shapes of the rows.
-
-    The method is best fit decreasing over the histogram of the lengths. Every example stays whole, in one row. The shapes depend only on
-    the lengths, so every epoch has equally many rows.
+def group_rows(histogram: Ints, *, capacity: int) -> list[RowGroup]:
+    """Pack examples into rows by best fit decreasing, and return the groups of equal rows, the fullest rows first.
 
     Args:
-        lengths: (n,) int64, the tokens of each example, from 1 to `capacity`.
+        histogram: The number of examples of each length, from 0 to at most `capacity` tokens. There are none of length 0.
         capacity: The tokens of a row.
     """
     rows_by_room: defaultdict[int, list[tuple[_Content | None, int]]] = defaultdict(list)
@@ -59,7 +70,6 @@ def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
         rows_by_room[room].append((content, rows))
         rooms |= 1 << room
 
-    histogram = np.bincount(lengths, minlength=1)
     for length in np.flatnonzero(histogram)[::-1].tolist():
         left = int(histogram[length])
         while left:
@@ -81,18 +91,33 @@ def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
             elif room < capacity and not rows_by_room[room]:
                 rooms ^= 1 << room
 
-    row_sizes, place_lengths = [], []
+    groups = []
     for room in sorted(rows_by_room):
         for content, rows in rows_by_room[room]:
-            row: list[int] = []  # from the last placed examples to the first
+            placed: list[tuple[int, int]] = []  # from the last placed examples to the first
             while content is not None:
                 content, length, times = content
-                row += [length] * times
-            row_sizes.append(np.full(rows, len(row)))
-            place_lengths.append(np.tile(row[::-1], rows))
-    sizes = np.concatenate([np.zeros(1, dtype=np.int64), *row_sizes])
-    by_place = np.concatenate([np.empty(0, dtype=np.int64), *place_lengths])
-    return RowShapes(row_starts=np.cumsum(sizes), places_by_length=_sorted_by_length(by_place))
+                placed.append((length, times))
+            groups.append(RowGroup(rows, placed[::-1]))
+    return groups
+
+
+def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
+    """Pack examples into rows, and return the shapes of the rows.
+
+    Every example stays whole, in one row. The shapes depend only on the lengths, so every epoch has equally many rows.
+
+    Args:
+        lengths: (n,) int64, the tokens of each example, from 1 to `capacity`.
+        capacity: The tokens of a row.
+    """
+    row_sizes, place_lengths = [np.zeros(1, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    for rows, content in group_rows(np.bincount(lengths, minlength=1), capacity=capacity):
+        row = np.repeat(*np.array(content).T)
+        row_sizes.append(np.full(rows, len(row)))
+        place_lengths.append(np.tile(row, rows))
+    by_place = np.concatenate(place_lengths)
+    return RowShapes(row_starts=np.cumsum(np.concatenate(row_sizes)), places_by_length=_sorted_by_length(by_place))
 
 
 def place_examples(shapes: RowShapes, lengths: Ints, *, seed: int | None, epoch: int) -> Ints:

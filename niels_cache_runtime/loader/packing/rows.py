@@ -34,7 +34,8 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Split, Tokens, idx_name, target_ends_name, targets_name, tokens_name
 from niels_cache_runtime.format.meta import content_sha256, is_foreign
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, place_examples, shape_rows
-from niels_cache_runtime.loader.source import DocumentStarts, SampleRows, SourceBlocks, TokenOrigins
+from niels_cache_runtime.loader.packing.segments import RowSegments, number_ranges
+from niels_cache_runtime.loader.source import SampleRows, SourceBlocks, TokenOrigins
 
 LossOn = Literal["assistant", "last_assistant", "all"]
 Overflow = Literal["truncate_right", "truncate_left", "drop"]
@@ -102,23 +103,6 @@ class PackingReport:
             lines.append(f"{self.truncated:,} {part} cut by {self.truncated_tokens:,} tokens")
         lines += [f"{count:,} {noun} left out: {reason.replace('_', ' ')}" for reason, count in self.dropped.items()]
         return "; ".join(lines)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Segments:
-    """The places of the examples in some rows, row by row and from left to right.
-
-    Attributes:
-        rows: (S,), the row of each example.
-        columns: (S,), its first column.
-        examples: (S,), its index among the kept examples.
-        filled: (n,), the columns of each row before its padding.
-    """
-
-    rows: Ints
-    columns: Ints
-    examples: Ints
-    filled: Ints
 
 
 class PackedExamples:
@@ -216,21 +200,17 @@ class PackedExamples:
         Raises:
             NielsCacheError: If a number is out of range.
         """
-        segments = self._segments(numbers, epoch)
-        rows = self._gather(segments)
-        flat = segments.rows * (self.T + 1) + segments.columns
-        padded = np.flatnonzero(segments.filled <= self.T)
+        segments, chosen = self._segments(numbers, epoch)
+        rows = self._gather(segments, chosen)
         if self._targets is None:
-            targets = np.ones(rows.size, dtype=np.bool_)
-            targets[flat] = False
+            targets = segments.targets()
         else:
-            kept, chosen = self._kept, segments.examples
-            parts = ExampleSlices(examples=kept.ordinals[chosen], starts=kept.starts[chosen], lengths=kept.lengths[chosen], places=flat)
+            kept, places = self._kept, segments.places
+            parts = ExampleSlices(examples=kept.ordinals[chosen], starts=kept.starts[chosen], lengths=kept.lengths[chosen], places=places)
             targets = self._targets.mask(rows.size, parts, only_last=self.loss_on == "last_assistant")
         by_row = targets.reshape(rows.shape)
-        for row in padded.tolist():
-            by_row[row, segments.filled[row] :] = False
-        return SampleRows(tokens=rows, boundaries=self._boundaries(segments, padded), targets=by_row[:, 1:])
+        segments.fill(by_row, False)
+        return SampleRows(tokens=rows, boundaries=segments.boundaries(), targets=by_row[:, 1:])
 
     @property
     def _targets(self) -> TargetSpans | None:
@@ -241,22 +221,20 @@ class PackedExamples:
 
     def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return offset and example of every token of the rows `numbers` (n,) in `epoch`. Padding has -1."""
-        segments = self._segments(numbers, epoch)
-        n, columns = len(numbers), np.arange(self.T + 1)
-        padding = columns >= segments.filled[:, None]
-        widths = self._widths(segments)
+        segments, chosen = self._segments(numbers, epoch)
+        padding = segments.is_padding()
 
         def spread(values: Ints, *, moving: bool = False) -> Ints:
-            grid = np.repeat(values, widths).reshape(n, self.T + 1) + (columns if moving else 0)
+            grid = segments.spread(values) + (np.arange(self.T + 1) if moving else 0)
             grid[padding] = -1
             return grid
 
-        kept_at = self._kept.starts[segments.examples] - segments.columns
+        kept_at = self._kept.starts[chosen] - segments.columns
         return TokenOrigins(
-            files=spread(np.zeros_like(segments.rows)),
+            files=spread(np.zeros_like(chosen)),
             offsets=spread(kept_at, moving=True),
-            documents=spread(self._kept.ordinals[segments.examples] // self.sides),
-            document_offsets=spread(kept_at - self._kept.example_starts[segments.examples], moving=True),
+            documents=spread(self._kept.ordinals[chosen] // self.sides),
+            document_offsets=spread(kept_at - self._kept.example_starts[chosen], moving=True),
         )
 
     def blocks(self, files: int) -> SourceBlocks:
@@ -359,50 +337,21 @@ class PackedExamples:
             self._plans = {**dict(list(self._plans.items())[-1:]), epoch: plan}
         return plan
 
-    def _segments(self, numbers: Ints, epoch: int) -> _Segments:
+    def _segments(self, numbers: Ints, epoch: int) -> tuple[RowSegments, Ints]:
+        """Return the segments of some rows, and the index of each segment's example among those that are kept."""
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.samples:
             raise NielsCacheError(f"{self.folder}: asked for rows {numbers.min()} to {numbers.max()}, but it has 0 to {self.samples - 1}")
         starts = self._shapes.row_starts
-        places = starts[numbers]
-        counts = starts[numbers + 1] - places
-        firsts = np.cumsum(counts) - counts
-        rows = np.repeat(np.arange(len(numbers)), counts)
-        examples = self._plan(epoch)[np.arange(len(rows)) + (places - firsts)[rows]]
-        lengths = self._kept.lengths[examples]
-        before = np.cumsum(lengths) - lengths
-        return _Segments(
-            rows=rows,
-            columns=before - before[firsts][rows],
-            examples=examples,
-            filled=np.add.reduceat(lengths, firsts) if len(firsts) else firsts,
-        )
+        rows, places = number_ranges(starts[numbers], starts[numbers + 1])
+        examples = self._plan(epoch)[places]
+        return RowSegments.lay_out(rows, self._kept.lengths[examples], n=len(numbers), T=self.T), examples
 
-    def _widths(self, segments: _Segments) -> Ints:
-        """Return how many columns belong to each example, (S,). The sum is n * (T+1).
-
-        The last example of a row also gets the padding.
-        """
-        ends = np.append(segments.columns[1:], 0)  # the start of the next example, or 0 if that example is in another row
-        return np.where(ends > 0, ends, self.T + 1) - segments.columns
-
-    def _gather(self, segments: _Segments) -> Tokens:
+    def _gather(self, segments: RowSegments, examples: Ints) -> Tokens:
         """Return tokens, (n, T+1), padded with EOT."""
-        n, width = len(segments.filled), self.T + 1
-        sources = np.repeat(self._kept.starts[segments.examples] - segments.rows * width - segments.columns, self._widths(segments))
-        sources += np.arange(n * width)
-        rows = self._tokens.take(sources, mode="clip").reshape(n, width)  # clip: padding may index beyond the last token
-        for row in np.flatnonzero(segments.filled < width).tolist():
-            rows[row, segments.filled[row] :] = self.eot_id
+        sources = segments.spread(self._kept.starts[examples] - segments.columns) + np.arange(self.T + 1)
+        rows = self._tokens.take(sources, mode="clip")  # clip: padding may index beyond the last token
+        segments.fill(rows, self.eot_id)
         return rows
-
-    def _boundaries(self, segments: _Segments, padded: Ints) -> DocumentStarts:
-        rows = np.concatenate([segments.rows, padded])
-        columns = np.concatenate([segments.columns, segments.filled[padded]])
-        continues = np.ones(len(segments.filled), dtype=np.bool_)
-        continues[rows[columns == self.T]] = False
-        inside = (columns > 0) & (columns < self.T)
-        order = np.lexsort((columns[inside], rows[inside]))
-        return DocumentStarts(rows=rows[inside][order], columns=columns[inside][order], continues=continues)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**{name: value for name, value in self.__dict__.items() if name not in ("_tokens", "_spans")}, "_plans": {}}

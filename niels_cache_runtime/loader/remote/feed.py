@@ -150,7 +150,7 @@ class BlockFeed:
         for number, epoch, places in located.groups():
             name = self._names[number]
             if blocks := [visit.block for visit in finished if (visit.source, visit.epoch) == (name, epoch)]:
-                self._sources[name].read_early(located.numbers[places], blocks)
+                self._sources[name].read_early(located.numbers[places], blocks, epoch=epoch)
 
     def _move(self, first: int) -> int:
         """Let the sources read the visits of the last batch from sample `first` on, and record what this process needs now and next.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
-from niels_cache_runtime.loader.settings import LoaderSettings, check_named, name_sources, open_source
+from niels_cache_runtime.loader.settings import LoaderSettings, check_named, document_packing, name_sources, open_source
 from niels_cache_runtime.loader.source import NamedSources, SampleSource
 from niels_cache_runtime.remote.split_location import Copy, check_remote
 from niels_cache_runtime.remote.store import is_address
@@ -102,15 +102,22 @@ class Sources:
     def _source(self, folder: str, settings: LoaderSettings, verify: Verify) -> SampleSource:
         if folder not in self._opened:
             return open_source(folder, settings, verify=verify)
-        from niels_cache_runtime.loader.remote.windows import CopiedWindows, RangeWindows
+        from niels_cache_runtime.loader.remote.windows import CopiedDocuments, CopiedWindows, RangeWindows
 
         build, split = self._opened[folder]
         if build.record.family == "sft" and self.copy is not None:
             source = open_source(str(self.copy.fetch_build(build, split)), settings)
             source.folder = folder
             return source
+        of_build: dict[str, Any] = {"build": build, "split": split, "T": settings.T}
         if self._reads_windows or self.copy is None or settings.order is None:
-            return RangeWindows(folder, build=build, split=split, T=settings.T, stride=settings.stride)
-        return CopiedWindows(
-            folder, copy=self.copy, build=build, split=split, T=settings.T, stride=settings.stride, block_shards=settings.order.shards
-        )
+            if settings.packing:
+                raise NielsCacheError(
+                    f"{folder}: packing='best_fit' would need a request for every document with Copy(fetch='windows'); give a local copy, "
+                    "Copy(dir=..., limit=...), and order=Blocks(...)"
+                )
+            return RangeWindows(folder, stride=settings.stride, **of_build)
+        of_build |= {"copy": self.copy, "block_shards": settings.order.shards}
+        if settings.packing:
+            return CopiedDocuments(folder, packing=document_packing(settings, settings.packing), **of_build)
+        return CopiedWindows(folder, stride=settings.stride, **of_build)

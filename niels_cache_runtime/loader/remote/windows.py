@@ -18,6 +18,7 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,9 @@ import numpy as np
 from niels_cache_runtime.cache.mmap import SlotTokens, check_doc_ends, check_offsets_form, map_doc_ends
 from niels_cache_runtime.cache.opening import OpenedSplit
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Ints, Split, Tokens, Uints, doc_ends_name, token_dtype_of
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Bools, Ints, Split, Tokens, Uints, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.blocks import BlockVisit
+from niels_cache_runtime.loader.packing.documents import PackedDocuments
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild, slices
 from niels_cache_runtime.remote.download import changed_object_error, read_range
@@ -111,9 +113,7 @@ class CopiedWindows(PublishedWindows):
         tails = own.tails * self._slots.dtype.itemsize
         self._tail_bytes = tails.tolist()
         self.block_bytes = int((np.add.reduceat(self._sizes, own.files[:-1]) + tails).max())
-        # The tokens after each shard that the last window of the shard needs; 0 if no window begins in it or none leaves it.
-        last = np.minimum((self._stream_ends - 1) // self.stride, self.samples - 1) * self.stride
-        self._needs = np.where(last >= self._stream_starts, np.maximum(last + self.T + 1 - self._stream_ends, 0), 0)
+        self._needs = self._read_after(self._stream_starts, self._stream_ends)  # the tokens after each shard that its windows also read
         self.forget()
         copy.add_owner(self)
 
@@ -130,7 +130,7 @@ class CopiedWindows(PublishedWindows):
         self._in_use: set[str] = set()
         self._visits: tuple[BlockVisit, ...] | None = None
         self.feed: object | None = None
-        self.early: dict[int, Tokens] = {}
+        self.early: dict[Any, Tokens] = {}
         self.is_ready = self.copy.is_fed = False
 
     def demand_of(self, visit: BlockVisit, *, now: bool) -> FileDemand:
@@ -162,14 +162,17 @@ class CopiedWindows(PublishedWindows):
             self._refill()
         return paths
 
-    def read_early(self, numbers: Ints, blocks: Sequence[int]) -> None:
-        """Read those of the samples `numbers` that are in these blocks, and keep them in `early`.
+    def read_early(self, numbers: Ints, blocks: Sequence[int], *, epoch: int) -> None:
+        """Read those of the samples `numbers` of an epoch that are in these blocks, and keep them in `early`.
 
         So the blocks can leave before the others come. The caller holds `copy.reading`.
         """
         starts = self._starts(numbers)
-        starts = starts[np.isin(self._stream_ends.searchsorted(starts, side="right") // self.block_shards, blocks)]
+        starts = starts[self._are_in(blocks, starts)]
         self.early.update(zip(starts.tolist(), self._read_slots(starts), strict=True))
+
+    def _are_in(self, blocks: Sequence[int], starts: Ints) -> Bools:
+        return np.isin(self._stream_ends.searchsorted(starts, side="right") // self.block_shards, blocks)
 
     def _read_tokens(self, starts: Ints) -> Tokens:
         with self.copy.reading:
@@ -184,16 +187,16 @@ class CopiedWindows(PublishedWindows):
 
     def _read_slots(self, starts: Ints) -> Tokens:
         if not (self.is_ready and self.copy.is_fed) and not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
-            self._load_slots(starts)
+            self._load_slots(starts, starts + self.T)
         return PretrainWindows._read_tokens(self, starts)  # super() would cost a percent of a batch
 
-    def _load_slots(self, starts: Ints) -> None:
-        """Let the slots hold everything that the windows at `starts` need."""
-        first, last = (self._stream_ends.searchsorted(places, side="right") for places in (starts, starts + self.T))
+    def _load_slots(self, starts: Ints, lasts: Ints) -> None:
+        """Let the slots hold everything that windows need, given the places of their first and last tokens."""
+        first, last = (self._stream_ends.searchsorted(places, side="right") for places in (starts, lasts))
         readable, lengths = self._slots.readable, self._slots.shard_lengths
         whole = set[int]()  # the shards in the blocks of the windows
         beyond = set[tuple[int, int, int]]()  # the block of a window, a shard after this block, and the tokens that the window needs of it
-        in_last = starts + self.T + 1 - self._stream_starts[last]
+        in_last = lasts + 1 - self._stream_starts[last]
         for begin, end, tokens in zip(first.tolist(), last.tolist(), in_last.tolist(), strict=True):
             block = begin // self.block_shards
             stop = min((block + 1) * self.block_shards, len(self._paths))
@@ -269,6 +272,42 @@ class CopiedWindows(PublishedWindows):
         for shard, _, length in slices(self._objects, tail_of(path)[1], len(content)):
             yield shard, content[done : done + length]
             done += length
+
+
+class CopiedDocuments(PackedDocuments, CopiedWindows):
+    """A `source.SampleSource` of packed documents from one split of a published build, for the order in blocks.
+
+    `early` holds pieces of documents, by their first and last tokens.
+    """
+
+    arguments = (*(name for name in CopiedWindows.arguments if name != "stride"), "packing")
+
+    @property
+    def _plans(self) -> Path:
+        return self.copy.folder / "index"
+
+    def read_early(self, numbers: Ints, blocks: Sequence[int], *, epoch: int) -> None:
+        """Read the pieces of the rows `numbers` of an epoch that are in these blocks, and keep them in `early`."""
+        _, starts, lengths = self._segments_of(numbers, epoch)
+        chosen = self._are_in(blocks, starts)
+        for start, length in zip(starts[chosen].tolist(), lengths[chosen].tolist(), strict=True):
+            places = np.array([start]), np.array([length]), np.zeros(1, dtype=np.int64)
+            self.early[start, length] = self._read_pieces(*places, pad_id=self.eot_id)
+
+    def _read_pieces(self, starts: Ints, lengths: Ints, pads: Ints, *, pad_id: int) -> Tokens:
+        with self.copy.reading:
+            early = [self.early.get(place) for place in zip(starts.tolist(), lengths.tolist(), strict=True)] if self.early else []
+            late = np.array([piece is None for piece in early] or np.ones(len(starts)), dtype=np.bool_)
+            if not (self.is_ready and self.copy.is_fed):
+                self._load_slots(starts[late], (starts + lengths - 1)[late])
+            if late.all():
+                return super()._read_pieces(starts, lengths, pads, pad_id=pad_id)
+            tokens = iter(
+                np.split(super()._read_pieces(starts[late], lengths[late], 0 * pads[late], pad_id=pad_id), lengths[late].cumsum())
+            )
+            pieces = [next(tokens) if piece is None else piece for piece in early]
+            padded = [np.append(piece, np.full(pad, pad_id, piece.dtype)) for piece, pad in zip(pieces, pads.tolist(), strict=True)]
+            return np.concatenate(padded)
 
 
 def _shard_number(path: str) -> int:

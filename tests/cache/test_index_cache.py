@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from niels_cache_runtime import NielsCacheError
+from niels_cache_runtime.cache import index_cache
 from niels_cache_runtime.errors import NotWrittenError
-from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, index_cache
+from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset
 from tests.helpers import megatron_core, programs
 
 SETTINGS: dict[str, Any] = {"num_samples": 50, "sequence_length": 16, "seed": 1}

@@ -10,7 +10,7 @@ builder dies, the system releases its lock, and the next process starts again. F
 folder may be read-only or on a file system without locks. A damaged index is renamed and built again; processes that have mapped it keep
 it.
 
-The builders define the arrays (`gpt_indices`, `blended`). Opening a finished index costs one small read, and one map for each array.
+The builders define the arrays. Opening a finished index costs one small read, and one map for each array.
 """
 
 import os
@@ -42,7 +42,6 @@ from niels_cache_runtime.format.meta import Meta, index_name, read_meta, sha256_
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.npy_files import create_npy, map_npy
 from niels_cache_runtime.format.safe_open import link_problem
-from niels_cache_runtime.megatron.gpt_indices import Allocate
 
 INDEX_VERSION = 1  # version of the algorithms, a part of every hash: if their results change, it must change
 _POLL_SECONDS = 0.2
@@ -52,7 +51,13 @@ _ABANDONED_NAME = re.compile(r"\.[0-9a-f]{32}\.(partial|damaged)")
 _QUIET_SECONDS = 2.0  # a shorter wait is not reported
 
 Arrays = dict[str, Array]
+Allocate = Callable[[str, tuple[int, ...], np.dtype], Array]
 Notify = Callable[[str], None]
+
+
+def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Allocate memory for the array `name`. This is the default `Allocate`."""
+    return np.empty(shape, dtype=dtype)
 
 
 class IndexCache:

@@ -1,0 +1,388 @@
+"""A plan of packed rows for the documents of a pretrain split: which piece of a document stands in which row.
+
+    document    |. . . . . . . . . . . . . .|     14 tokens, 13 transitions from a token to the next, T = 5
+    pieces      |. . . . . .|                     T+1 tokens: a row of its own
+                          |. . . . . .|           begins on the last token of the piece before
+                                    |. . . .|     the rest, if a transition is left: shares a row
+
+A document of n tokens has (n-1) // T full pieces, and a rest of (n-1) % T + 1 tokens unless that is 1. So a document of at most T+1 tokens
+is one piece, and every transition inside a document is a target of exactly one piece. A document of one token has none, and is left out.
+
+    lengths --histogram--> groups of equal rows, of slots of certain lengths    (best fit decreasing, see `plan`)
+    row --> group --> slots, each with a place in the class of its length --(seed, epoch): permutation of the class--> document
+
+A plan consists of units: the pieces that begin in one range of the stream. A block of an order in blocks has units of its own, and a unit
+has at most `MAX_UNIT_DOCUMENTS` documents, so a plan of a longer stream begins with the same units. The number of a row, and the lengths in
+it, do not depend on the epoch. `documents` reads the rows.
+
+A plan is a few arrays in an index (`cache/index_cache`), 4 bytes for a document, mapped by all processes. Planning reads the document ends
+twice, 50 ns for a document. A row costs a few array operations for each batch, and a permutation is computed where it is needed.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from niels_cache_runtime.cache.index_cache import Allocate
+from niels_cache_runtime.format.layout import IDX_DTYPE, Array, Ints, Uints
+from niels_cache_runtime.loader.order import MULTIPLIER, permute
+from niels_cache_runtime.loader.packing.plan import RowGroup, group_rows
+from niels_cache_runtime.loader.packing.segments import number_ranges
+
+DOCUMENT_PLAN_VERSION = 1  # must change whenever the same documents, T, seed and epoch would give different rows
+MAX_UNIT_DOCUMENTS = 1 << 26
+
+_CHUNK = 1 << 18  # documents at a time: more would take more memory, and less would take more calls
+_EVERY = 16  # documents from one stored count of full pieces to the next
+_ROUNDS = 8
+_HALF = np.uint64(32)
+_ORDINAL = np.dtype("<u4")
+
+
+class PlanUnit(NamedTuple):
+    """The first of some things of a unit, numbered over the split. The next unit has their ends.
+
+    Attributes:
+        token: The first token of the stream. The unit has the pieces whose first token is from there on.
+        document: The first document whose rest is in the unit.
+        full: The first full piece.
+        row: The first row.
+    """
+
+    token: int
+    document: int
+    full: int
+    row: int
+
+
+class PlanTotals(NamedTuple):
+    """Counts over all rows of a plan. `str` gives one line.
+
+    Attributes:
+        T: Inputs per row.
+        rows: The number of rows.
+        inputs: The inputs that are not padding. In a row without padding, the last token is a target only.
+        tokens: The tokens of all pieces.
+        documents: The documents in rows.
+        cut: How many of them have several pieces.
+        pieces: The number of pieces.
+        left_out: The documents of one token, which are in no row.
+    """
+
+    T: int
+    rows: int
+    inputs: int
+    tokens: int
+    documents: int
+    cut: int
+    pieces: int
+    left_out: int
+
+    @property
+    def padding(self) -> float:
+        """The share of the inputs that is padding."""
+        return 1 - self.inputs / max(1, self.rows * self.T)
+
+    @property
+    def least_rows(self) -> int:
+        """The number of rows that no packing of these pieces can be below."""
+        return -(-self.tokens // (self.T + 1))
+
+    def __str__(self) -> str:
+        rows = f"{self.rows:,} rows of {self.T + 1:,} tokens (at least {self.least_rows:,} are needed)"
+        cut = f"{self.documents:,} documents in {self.pieces:,} pieces, {self.cut:,} of them cut"
+        return f"{cut}; {rows}, {self.padding:.2%} padding; {self.left_out:,} documents of one token left out"
+
+
+class Pieces(NamedTuple):
+    """Pieces of documents in some rows, row by row and from left to right. All arrays are (pieces,) int64.
+
+    Attributes:
+        rows: The index of the row in the request.
+        starts: The first token in the stream.
+        lengths: The number of tokens.
+    """
+
+    rows: Ints
+    starts: Ints
+    lengths: Ints
+
+
+class EpochKeys:
+    """What decides, in an epoch, the place of each document among those of its class, and the order of the pieces in a row.
+
+    Args:
+        seed: The seed of the loader.
+        epoch: The epoch.
+    """
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        stream = hashlib.shake_256(f"niels-cache documents {DOCUMENT_PLAN_VERSION} {seed} {epoch}".encode()).digest(16 + _ROUNDS * 4)
+        self._classes, self._rows = np.frombuffer(stream[:16], dtype="<u8").astype(np.uint64)
+        self._factors = np.frombuffer(stream[16:], dtype="<u4").astype(np.uint32) | np.uint32(1)
+
+    def place(self, places: Ints, classes: Array, *, backwards: bool = False) -> Ints:
+        """Return the ordinal in its class at each place, or with `backwards` the place of each ordinal.
+
+        Args:
+            places: (n,), below the size of the class.
+            classes: (3, n), for each place the size, length and unit of its class.
+            backwards: Whether to return the inverse.
+        """
+        size, length, unit = classes.view(np.uint64)
+        summands = _mixed((unit << _HALF | length) + self._classes)
+        keys = [(summands, factor) for factor in self._factors]
+        longest = np.ceil(np.sqrt(size)).astype(np.uint32)  # of a nearly tight rectangle
+        size = size.astype(np.uint32)
+        sides = longest, (size - np.uint32(1)) // longest + np.uint32(1)
+        return permute(places.astype(np.uint32), size, sides, keys, backwards=backwards).astype(IDX_DTYPE)
+
+    def sort_key(self, rows: Ints, slots: Ints) -> Array:
+        """Return a number of 32 bits that decides the place of a slot in its row."""
+        return _mixed((rows.view(np.uint64) << np.uint64(20)) + slots.view(np.uint64) + self._rows)
+
+
+def _mixed(numbers: Uints) -> Array:
+    for _ in range(2):
+        numbers = numbers * MULTIPLIER
+        numbers ^= numbers >> _HALF
+    return (numbers * MULTIPLIER >> _HALF).astype(np.uint32)
+
+
+def build_document_plan(
+    allocate: Allocate, doc_ends: Uints, *, T: int, edges: Ints, unit_documents: int = MAX_UNIT_DOCUMENTS
+) -> PlanTotals:
+    """Make the plan of a split, and return its counts.
+
+    Args:
+        allocate: A function that takes the name, shape and dtype of an array of the plan, and returns the array.
+        doc_ends: (documents,) uint64, the exclusive end of every document in the stream, in tokens.
+        T: Inputs per row.
+        edges: (blocks + 1,) int64, the first token of every block, and then the number of all tokens.
+        unit_documents: The most documents of a unit.
+    """
+    ends = doc_ends.view(IDX_DTYPE)
+    full_counts, counts = _count_full_pieces(allocate, ends, T)
+    starts = _unit_starts(ends, edges, unit_documents)
+    firsts = [_first_of_unit(ends, full_counts, token, T) for token in starts]
+    units: list[PlanUnit] = []
+    classes: list[Ints] = []
+    group_ends, group_entries, entries = [0], [0], []
+    class_count = ordinal_count = tokens = inputs = 0
+    ordinals = allocate("ordinals", (counts["rests"] + 1,), _ORDINAL)  # one more, so that the class of full pieces has an ordinal too
+    ordinals[-1] = 0
+    for number, ((document, full), (last_document, last_full)) in enumerate(pairwise(firsts)):
+        units.append(PlanUnit(starts[number], document, full, group_ends[-1]))
+        histogram = np.zeros(T, dtype=np.int64)  # of the rests
+        for _, _, rests in _cut(ends, document, last_document, T):
+            histogram += np.bincount(rests, minlength=T)
+        histogram[0] = 0
+        _sort_by_rest(ordinals[ordinal_count : ordinal_count + int(histogram.sum())], ends, document, last_document, histogram, T)
+        lengths = np.flatnonzero(histogram) + 1
+        sizes = histogram[lengths - 1]
+        groups = group_rows(np.concatenate([[0], histogram]), capacity=T + 1)
+        own = [np.cumsum(sizes) - sizes + ordinal_count, np.full_like(sizes, document), sizes, lengths, np.full_like(sizes, number)]
+        ordinal_count += int(sizes.sum())
+        if last_full > full:  # a class without ordinals, because each of these pieces has a row of its own
+            groups.insert(0, RowGroup(last_full - full, [(T + 1, 1)]))
+            own = [np.append(column, value) for column, value in zip(own, (0, 0, 1, T + 1, number), strict=True)]
+        class_of = {length: class_count + place for place, length in enumerate(own[3].tolist())}
+        class_count += len(class_of)
+        classes.append(np.stack(own))
+        taken = dict.fromkeys(class_of, 0)
+        for rows, content in groups:
+            for length, times in content:
+                entries.append((class_of[length], times, taken[length]))
+                taken[length] += rows * times
+            group_ends.append(group_ends[-1] + rows)
+            group_entries.append(len(entries))
+            filled = sum(length * times for length, times in content)
+            tokens += rows * filled
+            inputs += rows * min(filled, T)
+    units.append(PlanUnit(starts[-1], *firsts[-1], group_ends[-1]))
+    totals = PlanTotals(
+        T=T,
+        rows=group_ends[-1],
+        inputs=inputs,
+        tokens=tokens,
+        documents=len(ends) - counts["left_out"],
+        cut=counts["cut"],
+        pieces=units[-1].full + counts["rests"],
+        left_out=counts["left_out"],
+    )
+    tables: dict[str, Array] = {
+        "units": np.array(units, dtype=np.int64),
+        "classes": np.concatenate(classes, axis=1),
+        "group_ends": np.array(group_ends[1:], dtype=np.int64),
+        "group_entries": np.array(group_entries, dtype=np.int64),
+        "entries": np.array(entries, dtype=np.int64).reshape(-1, 3).T,
+        "totals": np.array(totals, dtype=np.int64),
+    }
+    for name, table in tables.items():
+        allocate(name, table.shape, table.dtype)[:] = table
+    return totals
+
+
+def _cut(ends: Ints, first: int, stop: int, T: int) -> Iterator[tuple[int, Ints, Ints]]:
+    """Yield the first of some documents, and for each of them its number of full pieces and of transitions in the rest."""
+    for begin in range(first, stop, _CHUNK):
+        chunk = ends[begin : min(begin + _CHUNK, stop)]
+        transitions = chunk - 1
+        transitions[1:] -= chunk[:-1]
+        transitions[0] -= ends[begin - 1] if begin else 0
+        np.maximum(transitions, 0, out=transitions)
+        fulls = transitions // T
+        yield begin, fulls, transitions - fulls * T
+
+
+def _count_full_pieces(allocate: Allocate, ends: Ints, T: int) -> tuple[Ints, dict[str, int]]:
+    """Return how many full pieces the documents before every 16th one have, and counts of documents."""
+    stored = allocate("full_counts", (len(ends) // _EVERY + 1,), IDX_DTYPE)
+    stored[0] = count = 0
+    counts = {"rests": 0, "cut": 0, "left_out": 0}
+    for begin, fulls, rests in _cut(ends, 0, len(ends), T):
+        whole = len(fulls) // _EVERY
+        sums = fulls[: whole * _EVERY].reshape(-1, _EVERY).sum(axis=1).cumsum()
+        stored[begin // _EVERY + 1 : begin // _EVERY + 1 + whole] = count + sums
+        count += int(fulls.sum())
+        pieces = fulls + (rests > 0)
+        for name, is_so in (("rests", rests > 0), ("cut", pieces > 1), ("left_out", pieces == 0)):
+            counts[name] += int(np.count_nonzero(is_so))
+    return stored, counts
+
+
+def _unit_starts(ends: Ints, edges: Ints, unit_documents: int) -> list[int]:
+    """Return the first token of every unit, and then the number of all tokens."""
+    starts: list[int] = []
+    for edge, next_edge in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        starts.append(edge)
+        # A document begins where the one before ends. ends[first] is where the document that would be one too many begins.
+        first = (int(ends.searchsorted(edge, side="left")) if edge else -1) + unit_documents
+        starts += ends[first : int(ends.searchsorted(next_edge, side="left")) : unit_documents].tolist()
+    return [*starts, int(edges[-1])]
+
+
+def _first_of_unit(ends: Ints, full_counts: Ints, token: int, T: int) -> tuple[int, int]:
+    """Return the first document whose rest begins at `token` or later, and the first full piece that does."""
+    document = int(ends.searchsorted(token, side="right"))
+    before = document // _EVERY * _EVERY
+    full = int(full_counts[before // _EVERY]) + sum(int(fulls.sum()) for _, fulls, _ in _cut(ends, before, document, T))
+    if document == len(ends):
+        return document, full
+    (_, fulls, _), start = next(_cut(ends, document, document + 1, T)), int(ends[document - 1]) if document else 0
+    begun = min(-(-(token - start) // T), int(fulls[0]))
+    return document + (start + int(fulls[0]) * T < token), full + begun
+
+
+def _sort_by_rest(ordinals: Array, ends: Ints, first: int, stop: int, histogram: Ints, T: int) -> None:
+    """Write the documents with a rest, counted from `first`, from the shortest rest to the longest, chunk by chunk."""
+    free = np.cumsum(histogram) - histogram  # the next place of each length
+    narrow = np.uint16 if T < 1 << 16 else np.uint32  # numpy sorts 16-bit integers by radix
+    for begin, _, rests in _cut(ends, first, stop, T):
+        here = np.bincount(rests, minlength=T)
+        order = rests.astype(narrow).argsort(kind="stable")[here[0] :]
+        here[0] = 0
+        places = np.repeat(free - (np.cumsum(here) - here), here)
+        places += np.arange(len(order))
+        ordinals[places] = order + (begin - first)
+        free += here
+
+
+class DocumentPlan:
+    """A plan that was made by `build_document_plan`.
+
+    Args:
+        arrays: The arrays of the plan.
+        doc_ends: The document ends that it was made of.
+        T: Inputs per row.
+
+    Attributes:
+        totals: Counts over all rows.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array], doc_ends: Uints, *, T: int) -> None:
+        self._T, self._ends = T, np.asarray(doc_ends).view(IDX_DTYPE)
+        tables = ("units", "classes", "group_ends", "group_entries", "entries", "ordinals", "full_counts", "totals")
+        self._units, self._classes, self._group_ends, self._group_entries, self._entries, self._ordinals, self._full_counts, totals = (
+            np.asarray(arrays[name]) for name in tables
+        )
+        self.totals = PlanTotals(*totals.tolist())
+        self._group_starts = np.concatenate([[0], self._group_ends[:-1]])
+
+    def rows_before(self, tokens: Ints) -> Ints:
+        """Return the number of rows of the pieces that begin before each of these edges of blocks, (n,) int64."""
+        return self._units[np.minimum(self._units[:, 0].searchsorted(tokens), len(self._units) - 1), 3]
+
+    def document(self, number: int) -> tuple[int, int]:
+        """Return the first token of a document in the stream, and its end."""
+        return int(self._ends[number - 1]) if number else 0, int(self._ends[number])
+
+    def pieces(self, rows: Ints, keys: EpochKeys | None) -> Pieces:
+        """Return the pieces in rows.
+
+        Args:
+            rows: (n,) int64, from 0 to totals.rows - 1.
+            keys: What decides the documents in the rows. None means the order of the split.
+        """
+        groups = self._group_ends.searchsorted(rows, side="right")
+        first_entries, end_entries = self._group_entries[groups], self._group_entries[groups + 1]
+        of_row, entry_numbers = number_ranges(first_entries, end_entries)
+        class_numbers, times, places = self._entries.take(entry_numbers, axis=1)
+        places += (rows - self._group_starts[groups])[of_row] * times
+        of_entry, places = number_ranges(places, places + times)
+        of_row = of_row[of_entry]
+        classes = self._classes.take(class_numbers[of_entry], axis=1)
+        alone = np.flatnonzero(classes[3] > self._T)
+        places[alone] = 0
+        if keys is not None:
+            places = keys.place(places, classes[2:])
+        lengths = classes[3]
+        starts = self._ends[self._ordinals[classes[0] + places] + classes[1]] - lengths
+        starts[alone] = self._full_starts(rows[of_row[alone]])
+        if keys is not None:
+            # Rows have at most 2**20 slots. Sorting numbers that end with the slot is faster than `argsort`.
+            firsts = of_row.searchsorted(np.arange(len(rows)))[of_row]
+            slots = np.arange(len(of_row)) - firsts
+            mixed = keys.sort_key(rows[of_row], slots) >> np.uint32(12)
+            order = of_row << 40 | mixed.astype(IDX_DTYPE) << 20 | slots
+            order.sort()
+            order &= (1 << 20) - 1
+            order += firsts
+            starts, lengths = starts[order], lengths[order]
+        return Pieces(of_row, starts, lengths)
+
+    def rows_of(self, document: int, keys: EpochKeys | None) -> Ints:
+        """Return the rows of the pieces of a document: `pieces` backwards."""
+        _, fulls, rests = next(_cut(self._ends, document, document + 1, self._T))
+        numbers = _first_of_unit(self._ends, self._full_counts, self.document(document)[0], self._T)[1] + np.arange(int(fulls[0]))
+        units = self._units[self._units[:, 2].searchsorted(numbers, side="right") - 1]
+        rows = units[:, 3] + numbers - units[:, 2]
+        if not rests[0]:
+            return rows
+        unit = int(self._units[:, 1].searchsorted(document, side="right")) - 1
+        [kind] = np.flatnonzero((self._classes[3] == rests[0] + 1) & (self._classes[4] == unit))
+        first, base, size = self._classes[:3, kind].tolist()
+        places = self._ordinals[first : first + size].searchsorted([document - base])
+        if keys is not None:
+            places = keys.place(places, self._classes[2:, [kind]], backwards=True)
+        own = np.flatnonzero(self._entries[0] == kind)
+        entry = own[self._entries[2, own].searchsorted(places, side="right") - 1]
+        group = self._group_entries.searchsorted(entry, side="right") - 1
+        return np.append(rows, self._group_starts[group] + (places - self._entries[2, entry]) // self._entries[1, entry])
+
+    def _full_starts(self, rows: Ints) -> Ints:
+        """Return the first tokens of the full pieces in these rows."""
+        units = self._units[self._units[:, 3].searchsorted(rows, side="right") - 1]
+        fulls = units[:, 2] + rows - units[:, 3]
+        blocks = self._full_counts.searchsorted(fulls, side="right") - 1
+        documents = blocks[:, None] * _EVERY + np.arange(_EVERY)
+        known = np.minimum(documents, len(self._ends) - 1)
+        starts = np.where(known > 0, self._ends[known - 1], 0)
+        own = np.maximum(self._ends[known] - starts - 1, 0) // self._T
+        own[documents > known] = 0
+        after = self._full_counts[blocks][:, None] + own.cumsum(axis=1)
+        place = np.arange(len(rows)), (after <= fulls[:, None]).sum(axis=1)
+        return starts[place] + (fulls - after[place] + own[place]) * self._T

@@ -1,0 +1,251 @@
+"""Rows of packed documents of a pretrain split. The loader decides their order.
+
+    number of a row, epoch --plan--> pieces of documents --one gather--> T+1 tokens, then padding
+
+`document_plan` explains the pieces, and decides which of them share a row.
+"""
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from niels_cache_runtime.cache.checks import check_whole
+from niels_cache_runtime.cache.index_cache import IndexCache, new_array
+from niels_cache_runtime.cache.opening import OpenedSplit, listed_of_split, require_doc_ends
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.format.layout import FAMILIES, Array, Ints, Uints, doc_ends_name
+from niels_cache_runtime.format.meta import is_foreign, sha256_text
+from niels_cache_runtime.loader.packing.document_plan import (
+    DOCUMENT_PLAN_VERSION,
+    DocumentPlan,
+    EpochKeys,
+    PlanTotals,
+    build_document_plan,
+)
+from niels_cache_runtime.loader.packing.rows_ahead import PackedRows, RowsAhead
+from niels_cache_runtime.loader.packing.segments import RowSegments
+from niels_cache_runtime.loader.source import SampleRows, SourceBlocks, TokenOrigins
+from niels_cache_runtime.loader.windows import PretrainWindows
+
+_MAX_DOCUMENTS_IN_MEMORY = 1 << 22
+_BLOCK = 1 << 20
+_PIECES_AHEAD = 60_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentPacking:
+    """How the documents of a split are packed.
+
+    Attributes:
+        seed: The seed of the loader. None keeps the order of the split in every epoch.
+        block_files: The number of files of a block, None for one block.
+        plans: The folder of the plans, None for the folder `index` of the cache root.
+        earlier: If the split has grown, (epoch, documents) in ascending order: before this epoch, it had so many documents.
+    """
+
+    seed: int | None
+    block_files: int | None = None
+    plans: str | None = None
+    earlier: tuple[tuple[int, int], ...] = ()
+
+
+class PackedDocuments(PretrainWindows):
+    """A `source.SampleSource` of rows of T+1 tokens, each of which holds documents of one pretrain split, or pieces of long ones.
+
+    The rows with their numbers are the same in every epoch, and the documents in them change. Rows are padded with EOT. The object can be
+    pickled, as PretrainWindows.
+
+    Args:
+        folder: The folder of the split; see PretrainWindows.
+        packing: How to pack.
+        **windows: The other arguments of PretrainWindows, without stride.
+
+    Raises:
+        NielsCacheError: For the reasons that PretrainWindows lists, and if the documents are unknown, or have one token each.
+    """
+
+    _arguments = ("T", "packing")
+
+    def __init__(self, folder: str, *, packing: DocumentPacking, **windows: Any) -> None:
+        self.packing = packing
+        self._ahead: dict[int, RowsAhead] = {}
+        super().__init__(folder, stride=1, **windows)
+
+    def _use(self, split: OpenedSplit) -> None:
+        super()._use(split)
+        documents = len(require_doc_ends(self.folder, self.doc_ends))
+        ids = (self.meta or {}).get("special_token_ids")
+        eot = ids.get("eot") if isinstance(ids, dict) else None
+        self.eot_id = eot if isinstance(eot, int) else 0
+        self._plan = self.plan_of(documents)
+        self._earlier = [(epoch, self.plan_of(count)) for epoch, count in self.packing.earlier]
+        totals = self._plan.totals
+        if not totals.rows:
+            raise NielsCacheError(f"{self.folder}: its {totals.left_out} documents have one token each, so there is no target to learn")
+        self.samples, self.tokens, self.packs = totals.rows, totals.inputs, True
+
+    def report(self) -> PlanTotals:
+        """Return the counts of an epoch, as the split is now."""
+        return self._plan.totals
+
+    @property
+    def _plans(self) -> Path:
+        dataset = Path(self.path).parent
+        return (dataset.parent.parent if dataset.parent.name in FAMILIES else dataset) / "index"
+
+    def use_earlier(self, earlier: Sequence[tuple[int, int]], samples: Sequence[int]) -> None:
+        """Read epochs from before the split has grown.
+
+        Args:
+            earlier: As in DocumentPacking.
+            samples: The number of samples of each of them.
+
+        Raises:
+            NielsCacheError: If such a split has another number of samples.
+        """
+        plans = [(epoch, self.plan_of(documents)) for epoch, documents in earlier]
+        if any(plan.totals.rows != count for (_, plan), count in zip(plans, samples, strict=False)):
+            raise NielsCacheError(f"{self.folder}: its documents before it has grown give other rows than the state; it was edited")
+        self._ahead = {}
+        self.packing, self._earlier = replace(self.packing, earlier=tuple(earlier)), plans
+
+    @property
+    def documents(self) -> list[int]:
+        """The number of documents, before each time that the split has grown, and now."""
+        return [*(documents for _, documents in self.packing.earlier), len(require_doc_ends(self.folder, self.doc_ends))]
+
+    def find(self, document: int, *, epoch: int) -> tuple[Ints, Ints]:
+        """Return the numbers of the rows that a document is in, and the column at which its piece begins in each: `origins` backwards.
+
+        Raises:
+            NielsCacheError: If there is no such document in this epoch, or if it is left out.
+        """
+        plan = self._plan_in(epoch)
+        start, end = plan.document(check_whole("document", document, most=plan.totals.documents + plan.totals.left_out - 1))
+        numbers = plan.rows_of(document, self._keys_of(epoch))
+        segments, starts, _ = self._segments_of(numbers, epoch)
+        own = np.flatnonzero((starts >= start) & (starts + 1 < end))
+        return numbers, segments.columns[own]
+
+    def plan_of(self, documents: int) -> DocumentPlan:
+        """Return the plan of the first documents of the split, from its file if there is one."""
+        assert self.doc_ends is not None
+        ends = np.asarray(self.doc_ends)[:documents]
+        edges = np.minimum(self._block_edges(self.packing.block_files or len(self.files))[1], int(ends[-1]))
+        parameters = {
+            "documents": doc_ends_entry(ends)["sha256"] if documents < len(self.doc_ends) else self._ends_sha256(),
+            "T": self.T,
+            "edges": sha256_text(str(edges.tolist())),
+            "plan_version": DOCUMENT_PLAN_VERSION,
+        }
+
+        def build(allocate: Any) -> None:
+            build_document_plan(allocate, ends, T=self.T, edges=edges)
+
+        arrays: dict[str, Array] = {}
+        try:
+            arrays = IndexCache(self.packing.plans or self._plans).open("documents", parameters, build)
+        except NotWrittenError as error:
+            if documents > _MAX_DOCUMENTS_IN_MEMORY or self.packing.plans:
+                raise NielsCacheError(f"{error}; such a folder is packing=BestFit(plans=...)") from error
+            build(lambda name, shape, dtype: arrays.setdefault(name, new_array(name, shape, dtype)))
+        return DocumentPlan(arrays, ends, T=self.T)
+
+    def _ends_sha256(self) -> str:
+        """Return the sha256 of the file of document ends, from meta.json if it is listed there."""
+        assert self.doc_ends is not None
+        listed = {} if self.meta is None or is_foreign(self.meta) else listed_of_split(self.meta, self.path, doc_ends=True)
+        return str(listed.get(doc_ends_name(self.split), {}).get("sha256") or doc_ends_entry(self.doc_ends)["sha256"])
+
+    def read(self, numbers: Ints, *, epoch: int, boundaries: bool = True) -> SampleRows:
+        """Return rows of an epoch, always with boundaries and targets.
+
+        Args:
+            numbers: (n,) int64, the numbers of the rows, from 0 to samples - 1.
+            epoch: The epoch.
+            boundaries: Ignored.
+
+        Raises:
+            NielsCacheError: If a number is out of range.
+        """
+        ahead = self._ahead.get(epoch)
+        rows = (ahead and ahead.take(numbers)) or self._rows(numbers, epoch)
+        tokens = self._read_pieces(rows.starts, rows.lengths, rows.pads, pad_id=self.eot_id).reshape(len(numbers), self.T + 1)
+        return SampleRows(tokens=tokens, boundaries=rows.boundaries, ignored=rows.ignored)
+
+    def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
+        """Return shard, offset and document of every token of the rows `numbers` (n,) in `epoch`. Padding has -1."""
+        segments, starts, _ = self._segments_of(numbers, epoch)
+        padding = segments.is_padding()
+        positions = segments.spread(starts - segments.columns) + np.arange(self.T + 1)
+        found = self._origins_of(np.where(padding, 0, positions))
+        for array in vars(found).values():
+            array[padding] = -1
+        return found
+
+    def _segments_of(self, numbers: Ints, epoch: int) -> tuple[RowSegments, Ints, Ints]:
+        """Return the pieces in rows of an epoch: their places, and their first tokens and lengths in the stream."""
+        plan = self._plan_in(epoch)
+        rows, starts, lengths = plan.pieces(self._checked(numbers, plan.totals.rows), self._keys_of(epoch))
+        return RowSegments.lay_out(rows, lengths, n=len(numbers), T=self.T), starts, lengths
+
+    def _rows(self, numbers: Ints, epoch: int) -> PackedRows:
+        segments, starts, lengths = self._segments_of(numbers, epoch)
+        return PackedRows(self.T, segments.rows, starts, lengths, segments.pads(), segments.boundaries(), segments.ignored())
+
+    def prepare(self, numbers: Ints, *, epoch: int) -> None:
+        """Get ready to read these rows in this order. To find the pieces of many rows together costs far less than batch by batch."""
+        count = max(1, _PIECES_AHEAD * self.samples // self._plan.totals.pieces)
+        # The dict is replaced, not changed, because a prefetch thread and a tracing thread may both be here.
+        self._ahead = {**dict(list(self._ahead.items())[-1:]), epoch: RowsAhead(numbers, lambda own: self._rows(own, epoch), count)}
+
+    def _plan_in(self, epoch: int) -> DocumentPlan:
+        return next((plan for end, plan in self._earlier if epoch < end), self._plan)
+
+    def _keys_of(self, epoch: int) -> EpochKeys | None:
+        return None if self.packing.seed is None else epoch_keys(self.packing.seed, epoch)
+
+    def blocks(self, files: int) -> SourceBlocks:
+        """Return the blocks of `files` shards each; see PretrainWindows. A piece belongs to the block of its first token."""
+        first_files, edges = self._block_edges(files)
+        earlier = [plan.rows_before(edges) for _, plan in self._earlier]
+        tails = self._read_after(edges[:-1], edges[1:])
+        return SourceBlocks(samples=self._plan.rows_before(edges), files=first_files, tails=tails, earlier=earlier)
+
+    def _read_after(self, starts: Ints, ends: Ints) -> Ints:
+        return np.minimum(self.T, self._stream_ends[-1] - ends)
+
+
+epoch_keys = lru_cache(maxsize=8)(EpochKeys)
+
+
+def count_rows(folder: str, *, T: int, block_files: int | None = None) -> PlanTotals:
+    """Return the counts of packing a split. No token is read, and no plan is written.
+
+    Args:
+        folder: The folder of the split.
+        T: Inputs per row.
+        block_files: The number of files of a block, None for one block.
+
+    Raises:
+        NielsCacheError: For the reasons that PackedDocuments lists.
+    """
+    windows = PretrainWindows(folder, T=T)
+    edges = windows._block_edges(block_files or len(windows.files))[1]
+    return build_document_plan(new_array, require_doc_ends(folder, windows.doc_ends), T=T, edges=edges)
+
+
+def doc_ends_entry(ends: Uints) -> dict[str, Any]:
+    """Return the entry that meta.json has for the file of these document ends."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<u8", "fortran_order": False, "shape": ends.shape})
+    digest = hashlib.sha256(header.getvalue())
+    for first in range(0, len(ends), _BLOCK):
+        digest.update(np.ascontiguousarray(ends[first : first + _BLOCK]).data.cast("B"))
+    return {"bytes": len(header.getvalue()) + ends.nbytes, "sha256": digest.hexdigest()}
