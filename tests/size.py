@@ -1,4 +1,4 @@
-"""The size of the packages: tokens of Python, lines and modules by room, of sources that are packages of their own, and of the tests.
+"""The size of the packages: tokens of Python, lines and modules by room, of the corpora beside them, and of the tests.
 
 Tokens are names, operators, numbers and strings, as `tokenize` sees them; a docstring is one token.
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("niels_cache_assets", "niels_cache_runtime")
-SOURCES = ("niels_cache_wikipedia",)
+BESIDE = ("niels_cache_corpora",)
 COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 if hasattr(tokenize, "FSTRING_START"):  # Python 3.12 splits an f-string; before, it was one string
     COUNTED += (tokenize.FSTRING_START,)
@@ -48,7 +48,7 @@ def main() -> None:
     found = rooms(PACKAGES)
     total = [sum(column) for column in zip(*found.values(), strict=True)]
     print(f"{'tokens':>8} {'lines':>7} {'modules':>7}  room")
-    for room, counts in [*found.items(), ("the two packages", total), *rooms(SOURCES).items()]:
+    for room, counts in [*found.items(), ("the two packages", total), *rooms(BESIDE).items()]:
         print("{:>8,} {:>7,} {:>7,}".format(*counts), "", room)
     tests = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "tests").rglob("*.py"))
     print(f"{tests:>16,}          tests/")

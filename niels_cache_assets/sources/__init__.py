@@ -7,8 +7,8 @@ A file has the name that a table gives as `source = "..."`.
     hub/             the Hugging Face hub                      net/        requests over the network
     finding/         files that a glob or a folder names       reading/    files, rows, encodings
 
-A kind that needs a reader of its own format is a package beside this one, such as `niels_cache_wikipedia`. It uses what the kinds here use,
-and nothing here imports it. A kind loads its module at first use. Importing this package opens no file and loads no large library.
+Corpora that are published in a form of their own are in the package `niels_cache_corpora`. It uses what the kinds here use, and nothing
+here imports it. A kind loads its module at first use. Importing this package opens no file and loads no large library.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,8 +42,8 @@ PRETRAIN_SOURCES: Mapping[str, type[PretrainSource]] = _Kinds(
         "fineweb_edu": "FinewebEdu",
         "wikitext": "Wikitext",
         "roam": "Roam",
-        "gutenberg": "Gutenberg",
-        "wikipedia": "niels_cache_wikipedia.source:Wikipedia",
+        "gutenberg": "niels_cache_corpora.gutenberg:Gutenberg",
+        "wikipedia": "niels_cache_corpora.wikipedia.source:Wikipedia",
         "huggingface": "Huggingface",
         "markdown_folder": "MarkdownFolder",
         "parquet": "Parquet",
@@ -59,5 +59,10 @@ PRETRAIN_SOURCES: Mapping[str, type[PretrainSource]] = _Kinds(
 )
 
 SFT_SOURCES: Mapping[str, type[SftSource]] = _Kinds(
-    {"dolly15k": "Dolly15k", "oasst1": "Oasst1", "chat_jsonl": "ChatJsonl", "python_help": "PythonHelp"}
+    {
+        "dolly15k": "niels_cache_corpora.dolly15k:Dolly15k",
+        "oasst1": "niels_cache_corpora.oasst1:Oasst1",
+        "chat_jsonl": "ChatJsonl",
+        "python_help": "PythonHelp",
+    }
 )

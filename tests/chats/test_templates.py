@@ -17,11 +17,11 @@ from niels_cache_assets.chats import rendering
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, UnusableChat
 from niels_cache_assets.chats.rendering import Chat, RenderedChat, RendererPool
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
+from niels_cache_corpora.oasst1 import Oasst1
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from tests.helpers.chat_models import MARKED, ROLES, UNMARKED, chatml, opened_model, template_of

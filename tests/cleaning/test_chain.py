@@ -27,7 +27,7 @@ from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk
 from niels_cache_assets.corpus.layout import REJECTED
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import PretrainSource
-from niels_cache_wikipedia.source import Wikipedia
+from niels_cache_corpora.wikipedia.source import Wikipedia
 from tests.golden import Golden
 from tests.helpers.depth import cases, sized
 

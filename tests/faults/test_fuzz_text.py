@@ -14,13 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.reading.rows import _WHOLE_JSON
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source, StreamContext
+from niels_cache_corpora.oasst1 import Oasst1
+from niels_cache_corpora.wikipedia.markup import Form
+from niels_cache_corpora.wikipedia.source import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_wikipedia.markup import Form
-from niels_cache_wikipedia.source import Wikipedia
 from tests.helpers.depth import cases
 from tests.helpers.hostile import watched
 from tests.helpers.read_sources import one_file, read

@@ -1,6 +1,6 @@
 """The prose of wikitext."""
 
-from niels_cache_wikipedia.markup import Form, text_or_list
+from niels_cache_corpora.wikipedia.markup import Form, text_or_list
 
 
 def plain_text(wikitext: str, form: Form = Form()) -> str:  # noqa: B008 (a named tuple)

@@ -11,19 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.dolly15k import Dolly15k
-from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
-from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikitext import Wikitext
+from niels_cache_corpora.dolly15k import Dolly15k
+from niels_cache_corpora.gutenberg import Gutenberg
+from niels_cache_corpora.oasst1 import Oasst1
+from niels_cache_corpora.wikipedia.source import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_wikipedia.source import Wikipedia
 from tests.helpers.read_sources import COMPRESS, read
 
 BOMB = b"x" * (32 << 20)

@@ -11,7 +11,7 @@ from tests.helpers import programs
 
 ROOT = Path(niels_cache_runtime.__file__).parent.parent
 RUNTIME = sorted((ROOT / "niels_cache_runtime").rglob("*.py"))
-BESIDE = sorted((ROOT / "niels_cache_wikipedia").rglob("*.py"))
+BESIDE = sorted((ROOT / "niels_cache_corpora").rglob("*.py"))
 ASSETS = [*sorted((ROOT / "niels_cache_assets").rglob("*.py")), *BESIDE]
 RUNTIME_MAY_IMPORT = sys.stdlib_module_names | {"numpy", "torch", "niels_cache_runtime"}
 OPTIONAL = {
@@ -72,10 +72,10 @@ print("imported", len({modules!r}))
     assert done.stdout.strip() == f"imported {len(free)}", done.stderr
 
 
-def test_no_module_imports_a_source_that_is_a_package_of_its_own() -> None:
+def test_no_module_of_the_packages_imports_the_corpora_beside_them() -> None:
     assert len(BESIDE) >= 5
     others = [path for path in [*ASSETS, *RUNTIME] if path not in BESIDE]
-    assert [path.name for path in others if "niels_cache_wikipedia" in imported_packages(path)] == []
+    assert [path.name for path in others if "niels_cache_corpora" in imported_packages(path)] == []
 
 
 def test_reading_and_verifying_a_cache_does_not_load_torch() -> None:

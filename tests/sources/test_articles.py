@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.gutenberg import Gutenberg, strip_project_gutenberg
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.reading.encodings import DecodingCounts
@@ -18,6 +17,7 @@ from niels_cache_assets.sources.roam import Roam, _outline
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikitext import Wikitext, WikitextRow, articles
+from niels_cache_corpora.gutenberg import Gutenberg, strip_project_gutenberg
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.hub_repositories import parquet, wikitext_rows
 from tests.helpers.messages import missing

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.dolly15k import Dolly15k
-from niels_cache_assets.sources.oasst1 import Oasst1
+from niels_cache_corpora.dolly15k import Dolly15k
+from niels_cache_corpora.oasst1 import Oasst1
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.hub_repositories import dolly_rows, json_lines, oasst_rows, parquet
 from tests.helpers.read_sources import read

@@ -20,12 +20,9 @@ from niels_cache_assets.artifacts.corpus_report import corpus_report
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.dolly15k import Dolly15k
-from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
-from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import encodings, rows
 from niels_cache_assets.sources.reading.encodings import DecodesText, decoding_warning
@@ -33,9 +30,12 @@ from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikitext import Wikitext
+from niels_cache_corpora.dolly15k import Dolly15k
+from niels_cache_corpora.gutenberg import Gutenberg
+from niels_cache_corpora.oasst1 import Oasst1
+from niels_cache_corpora.wikipedia import dump as mediawiki
+from niels_cache_corpora.wikipedia.source import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_wikipedia import dump as mediawiki
-from niels_cache_wikipedia.source import Wikipedia
 from tests.helpers.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from tests.helpers.dagster_tools import json_of
 from tests.helpers.messages import missing

@@ -19,8 +19,6 @@ from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_ex
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.dolly15k import Dolly15k
-from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
@@ -30,10 +28,12 @@ from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source, StreamContext
 from niels_cache_assets.sources.wikitext import Wikitext
+from niels_cache_corpora.dolly15k import Dolly15k
+from niels_cache_corpora.gutenberg import Gutenberg
+from niels_cache_corpora.wikipedia import dump as mediawiki
+from niels_cache_corpora.wikipedia.source import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron import IndexedWriter
-from niels_cache_wikipedia import dump as mediawiki
-from niels_cache_wikipedia.source import Wikipedia
 from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, corpus_registry
 from tests.helpers.exports import random_documents, write_documents_cache

@@ -21,9 +21,9 @@ from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.reading.compressed import DamagedFileError
 from niels_cache_assets.sources.text import Text
+from niels_cache_corpora.wikipedia import markup as wikipedia_markup
+from niels_cache_corpora.wikipedia.source import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_wikipedia import markup as wikipedia_markup
-from niels_cache_wikipedia.source import Wikipedia
 from tests.helpers.builds import prepare_corpus
 from tests.helpers.corpora import articles
 from tests.helpers.depth import cases

@@ -11,11 +11,11 @@ import pytest
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading.files import find_files
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_wikipedia.dump import read_site
-from niels_cache_wikipedia.languages import END_MATTER_OF, REDIRECT_WORDS
-from niels_cache_wikipedia.markup import Form
-from niels_cache_wikipedia.site import NO_SITE, Site
-from niels_cache_wikipedia.source import Wikipedia
+from niels_cache_corpora.wikipedia.dump import read_site
+from niels_cache_corpora.wikipedia.languages import END_MATTER_OF, REDIRECT_WORDS
+from niels_cache_corpora.wikipedia.markup import Form
+from niels_cache_corpora.wikipedia.site import NO_SITE, Site
+from niels_cache_corpora.wikipedia.source import Wikipedia
 from tests.helpers.read_sources import read
 from tests.helpers.wiki_text import plain_text
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from niels_cache_wikipedia.languages import END_MATTER, END_MATTER_OF, NO_TEXT, REDIRECT_WORDS, SAME_LANGUAGE
+from niels_cache_corpora.wikipedia.languages import END_MATTER, END_MATTER_OF, NO_TEXT, REDIRECT_WORDS, SAME_LANGUAGE
 
 _MEDIA, _FILE, _CATEGORY = -2, 6, 14  # numbers of namespaces (mediawiki.org, Manual:Namespace)
 _CANONICAL = {"media": _MEDIA, "special": -1, "talk": 1, "image": _FILE, "image talk": _FILE + 1} | {

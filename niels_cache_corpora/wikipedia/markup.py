@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from html.entities import name2codepoint
 from typing import Any, NamedTuple
 
-from niels_cache_wikipedia.names import BLOCK_TAGS, EXTENSIONS, FORMULAS, LANGUAGES, LITERAL_TAGS, TAGS
-from niels_cache_wikipedia.site import NO_SITE, Site, prefix_of
-from niels_cache_wikipedia.templates import EQUALS, template_text
+from niels_cache_corpora.wikipedia.names import BLOCK_TAGS, EXTENSIONS, FORMULAS, LANGUAGES, LITERAL_TAGS, TAGS
+from niels_cache_corpora.wikipedia.site import NO_SITE, Site, prefix_of
+from niels_cache_corpora.wikipedia.templates import EQUALS, template_text
 
 _LISTED_LINES = 50  # lines of an article that has only lists, for an example
 _SENTENCE = 100  # list items with at least this average length in characters are prose

@@ -22,8 +22,8 @@ from niels_cache_assets.sources.reading.compressed import DamagedFileError, is_d
 from niels_cache_assets.sources.reading.encodings import MARKS, UTF8, TextOptions, damage_of, encoding_of, refuse_length
 from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes
 from niels_cache_assets.sources.reading.positions import FilePosition
+from niels_cache_corpora.wikipedia.site import NO_SITE, Site, language_of
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_wikipedia.site import NO_SITE, Site, language_of
 
 _BLOCK = 1 << 18
 _MAX_DEPTH = 64  # maximum depth of nested elements; a dump has five

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import count, takewhile
 from typing import TypeVar
 
-from niels_cache_wikipedia.names import COUNTRIES
+from niels_cache_corpora.wikipedia.names import COUNTRIES
 
 EQUALS = "\x0f"  # stands for an equals sign of an inner template, which names no argument of the outer template
 Arguments = dict[str, str]  # "1", "2", ... for arguments without a name

@@ -24,9 +24,9 @@ from niels_cache_assets.sources.reading.files import SourceFile, find_splits
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched, row_id, row_title, text_problem
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
+from niels_cache_corpora.wikipedia.dump import read_pages, read_site
+from niels_cache_corpora.wikipedia.site import NO_SITE, REDIRECT, Site
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_wikipedia.dump import read_pages, read_site
-from niels_cache_wikipedia.site import NO_SITE, REDIRECT, Site
 
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 
@@ -70,7 +70,7 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
 
         An article without text is dropped as `empty`, or as `list_page` if it has only sections that list names or works.
         """
-        from niels_cache_wikipedia.markup import Form, text_or_list
+        from niels_cache_corpora.wikipedia.markup import Form, text_or_list
 
         converted, examples = [], []
         dropped = DropReport()
