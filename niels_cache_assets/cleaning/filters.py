@@ -14,7 +14,7 @@ A document that passes all filters costs about 0.1 ms per kilobyte. Half of this
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import filterfalse, pairwise
 from typing import Literal, NamedTuple
@@ -263,11 +263,11 @@ RULES: tuple[FilterRule, ...] = (
 )
 
 
-def _beyond_limit(reason: str, facts: DocumentFacts) -> Rejection | None:
-    """Reject a document for the first rule of this filter whose limit its value is beyond."""
-    for rule in RULES:
+def _beyond_limit(rules: Sequence[FilterRule], facts: DocumentFacts) -> Rejection | None:
+    """Reject a document for the first of these rules whose limit its value is beyond."""
+    for rule in rules:
         limit = getattr(facts.settings, rule.key)
-        value = rule.measure(facts) if rule.reason == reason and limit is not None else None
+        value = None if limit is None else rule.measure(facts)
         if value is not None and rule.drops(value, limit):
             return Rejection(value)
     return None
@@ -275,7 +275,7 @@ def _beyond_limit(reason: str, facts: DocumentFacts) -> Rejection | None:
 
 _WITHOUT_LIMIT: dict[str, Filter] = {judge.__name__: judge for judge in (redirect, empty, disambiguation, not_english, language_error)}
 FILTERS: tuple[tuple[str, Filter], ...] = tuple(  # (name, filter)
-    (reason, _WITHOUT_LIMIT.get(reason) or partial(_beyond_limit, reason)) for reason in REASONS
+    (reason, _WITHOUT_LIMIT.get(reason) or partial(_beyond_limit, [rule for rule in RULES if rule.reason == reason])) for reason in REASONS
 )
 
 
