@@ -10,7 +10,7 @@ from types import FunctionType
 
 import numpy as np
 
-from niels_cache_assets.cleaning.filters import FILTERS
+from niels_cache_assets.cleaning.filters import FILTERS, RULES
 from niels_cache_assets.cleaning.languages import STOP_WORDS
 from niels_cache_assets.cleaning.normalizers import NORMALIZERS
 from niels_cache_assets.cleaning.settings import CleaningSettings
@@ -19,35 +19,52 @@ from niels_cache_assets.dedup.settings import DedupSettings
 
 TARGET = Path(__file__).with_suffix(".md")
 
-# Per reason: the keys that decide it, and where the rule comes from.
+# Per filter without a limit: the keys that decide it, and where the rule comes from.
 FILTER_ORIGINS: dict[str, tuple[tuple[str, ...], str]] = {
     "redirect": ((), "MediaWiki"),
     "empty": ((), "pages that contain only markup"),
     "disambiguation": ((), "MediaWiki"),
-    "too_short": (("min_characters", "min_words"), "50 words: Gopher; 400 characters (about 70 English words): our own"),
-    "list_page": (("max_bullet_share",), "Gopher allows 90%; stricter here because encyclopedias contain many lists"),
-    "bad_mean_word_len": (("min_mean_word_length", "max_mean_word_length"), "Gopher allows 10; wider here to allow for technical terms"),
-    "high_symbol_ratio": (("max_symbols_per_word",), "Gopher measures the two symbols separately"),
-    "low_alpha_ratio": (("min_alpha_word_share",), "Gopher"),
-    "no_stopwords": (
-        ("min_stopwords",),
-        f"English: Gopher ({', '.join(sorted(STOP_WORDS['en']))}); our own lists for {', '.join(sorted(STOP_WORDS.keys() - {'en'}))}",
-    ),
-    "repetitive": (
-        (
-            "max_bigram_share",
-            "max_top_2gram_characters",
-            "max_top_3gram_characters",
-            "max_top_4gram_characters",
-            "max_duplicate_lines",
-            "max_duplicate_paragraphs",
-        ),
-        "word pairs: our own rule, similar to Gopher's top 2-gram; other limits: Gopher",
-    ),
     "language_error": (("language_characters",), "as for `not_english`"),
     "not_english": (
         ("languages", "language_characters"),
         "C4 uses langdetect; we use langdetect-rs, which implements the same algorithm",
+    ),
+}
+
+# Per filter with limits, which are in RULES: what it rejects, and where the rule comes from.
+LIMITED: dict[str, tuple[str, str]] = {
+    "too_short": (
+        "Reject a text with too few characters or too few words. The value is the number of characters or words.",
+        "50 words: Gopher; 400 characters (about 70 English words): our own",
+    ),
+    "list_page": (
+        "Reject a text in which too many lines begin with a bullet: *, •, or one of - – — + followed by a space. The value is the share of "
+        "bulleted lines or of characters in bulleted lines of fewer than 100 characters, whichever is smaller.",
+        "Gopher allows 90%; stricter here because encyclopedias contain many lists",
+    ),
+    "bad_mean_word_len": (
+        "Reject a text whose mean word length is too low or too high. Scripts without spaces are exempt.",
+        "Gopher allows 10; wider here to allow for technical terms",
+    ),
+    "high_symbol_ratio": (
+        "Reject a text with too many symbols per word. The symbols are `#` and ellipses (three dots or U+2026).",
+        "Gopher measures the two symbols separately",
+    ),
+    "low_alpha_ratio": (
+        "Reject a text in which too few words contain a letter. In a script without spaces, punctuation separates words.",
+        "Gopher",
+    ),
+    "no_stopwords": (
+        "Reject a text with too few distinct stop words of its language, ignoring case. If the language is unknown, the one of `languages` "
+        "with the most stop words in the text is used. Languages without a stop word list are exempt.",
+        f"English: Gopher ({', '.join(sorted(STOP_WORDS['en']))}); our own lists for {', '.join(sorted(STOP_WORDS.keys() - {'en'}))}",
+    ),
+    "repetitive": (
+        "Reject a text in which one word pair accounts for too large a share of all pairs. Pairs ignore case and must occur at least "
+        "twice. In a script without spaces, runs of three characters are counted instead. Further rules of Gopher apply if their "
+        "limits are set: the share of characters in the most frequent 2-, 3- and 4-gram, and the share of repeated lines and repeated "
+        "paragraphs.",
+        "word pairs: our own rule, similar to Gopher's top 2-gram; other limits: Gopher",
     ),
 }
 
@@ -72,9 +89,12 @@ def rule_table() -> str:
     defaults = CleaningSettings().model_dump(mode="json")
     rows = []
     for reason, judge in FILTERS:
-        keys, origin = FILTER_ORIGINS[reason]
+        if reason in LIMITED:
+            keys, (text, origin) = tuple(rule.key for rule in RULES if rule.reason == reason), map(cell, LIMITED[reason])
+        else:
+            text, (keys, origin) = rule_text(judge), FILTER_ORIGINS[reason]
         settings = "<br>".join(f"`{key} = {json.dumps(defaults[key])}`" if defaults[key] is not None else f"`{key}` (off)" for key in keys)
-        rows.append(f"| `{reason}` | {rule_text(judge)} | {settings} | {cell(origin)} |")
+        rows.append(f"| `{reason}` | {text} | {settings} | {cell(origin)} |")
     return "\n".join(["| reason | rule | keys and defaults | source |", "| --- | --- | --- | --- |", *rows])
 
 

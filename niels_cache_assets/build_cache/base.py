@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 
+State = TypeVar("State")
 _NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}
 
 
@@ -175,12 +176,9 @@ class CacheBuild(ABC):
             **token_dtype_identity(self.dtype_name),
         }
         return {
+            **vars(provenance),
             "kind": self.family,
             "built": True,
-            "dataset_name": provenance.dataset_name,
-            "dataset_config": provenance.dataset_config,
-            "dataset_revision": provenance.dataset_revision,
-            "source": provenance.source,
             "split_rule": provenance.split_rule or split_rule,
             "seed": self.seed,
             "token_dtype": self.dtype_name,
@@ -194,27 +192,30 @@ class CacheBuild(ABC):
         """Return the fingerprint of the journal that this build keeps."""
         return fingerprint_of_journal(resume, self.identity, reference=reference_of(self.tokenizer))
 
-    def open_journal(self, partial: Path, resume: Resume | None, *, state: type[Any]) -> Journal | None:
+    def open_journal(self, partial: Path, resume: Resume | None, new: State) -> tuple[Journal | None, State]:
         """Open the journal of this build, and choose the engine that encodes.
 
         Args:
             partial: The folder of the unfinished build.
-            resume: The request to keep a journal. None: this build keeps no journal, and the result is None.
-            state: The data class of the journal's state. The state is None if there is nothing to resume.
+            resume: The request to keep a journal. None: this build keeps no journal.
+            new: The state of a new build.
+
+        Returns:
+            The journal or None, and its state, which is `new` if there is nothing to resume.
         """
         if resume is None:
             self.encoder.start([], lambda message: None)
-            return None
+            return None, new
         if (recorded := read_journal(partial)) is not None:
             problem = resume_problem(recorded.notes, self.tokenizer)
             if problem is not None and not resume.afresh:
                 resume.log(f"starting afresh: {problem}")
                 clear_directory(partial)
         name = self.provenance.dataset_name or Path(self.out_dir).name
-        journal = open_journal(partial, resume, self.journal_fingerprint(resume), name=name, state=state)
+        journal = open_journal(partial, resume, self.journal_fingerprint(resume), name=name, state=type(new))
         self.encoder.start(EngineUse.recorded(journal.notes), resume.log)
         journal.take_notes = self.encoder.notes
-        return journal
+        return journal, journal.state or new
 
     def build(self, resume: Resume | None) -> None:
         """Build and replace `out_dir`."""
@@ -277,13 +278,10 @@ def write_unbuilt(partial: Path, *, family: Family, provenance: Provenance) -> M
         for split in SPLITS:
             (partial / split).mkdir()
     return {
+        **vars(provenance),
         "kind": family,
         "built": False,
-        "dataset_name": provenance.dataset_name,
-        "dataset_config": provenance.dataset_config,
         "dataset_revision": None,
-        "source": provenance.source,
-        "split_rule": provenance.split_rule,
         "seed": None,
         "token_dtype": TOKEN_DTYPE_NAME,
         "tokenizer_sha256": None,
@@ -292,7 +290,6 @@ def write_unbuilt(partial: Path, *, family: Family, provenance: Provenance) -> M
         **{f"{split}_tokens": 0 for split in SPLITS},
         **(_NO_DOCUMENTS if family == "pretrain" else {f"{split}_examples": 0 for split in SPLITS}),
         "dropped": {},
-        "fingerprint": provenance.fingerprint,
         "files": {},
         "content_sha256": content_sha256({}),
     }

@@ -58,8 +58,7 @@ class ConversationEncoder:
     """An encoder of chunks of conversations. Its methods may be called from several threads.
 
     Attributes:
-        view: The special ids of the tokenizer.
-        encoding_view: The tokenizer that encodes.
+        view: The tokenizer, which encodes.
         dtype: The dtype of the tokens.
         chats: The encoder of a chat template. None for sentinels.
         raises: Whether a conversation that a template refuses is an error.
@@ -67,7 +66,6 @@ class ConversationEncoder:
     """
 
     view: BuildTokenizer
-    encoding_view: BuildTokenizer
     dtype: np.dtype
     chats: ChatEncoder | None
     raises: bool
@@ -105,8 +103,8 @@ class ConversationEncoder:
         roles = np.array([self.view.special_ids[ROLE_TO_KEY[message["role"]]] for _, _, message in turns], dtype=np.int64)
         is_target = np.array([each["role"] == "assistant" and index not in masked[number] for number, index, each in turns], dtype=bool)
         items = ([message["content"] for message in chunk[number].messages] for number in valid)
-        with name_unencodable_item(lambda item: names[valid[item]], items, lambda one: encode_texts(one, self.encoding_view, None)):
-            encoded = encode_texts([message["content"] for _, _, message in turns], self.encoding_view, batch)
+        with name_unencodable_item(lambda item: names[valid[item]], items, lambda one: encode_texts(one, self.view, None)):
+            encoded = encode_texts([message["content"] for _, _, message in turns], self.view, batch)
         unusable = {
             message: reason
             for reason, found in ((COLLISION, texts_with_special(encoded, self.view)), (INVALID_UNICODE, encoded.invalid))

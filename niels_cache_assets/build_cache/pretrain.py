@@ -192,8 +192,7 @@ class PretrainBuild(CacheBuild):
         return {"settings": self.settings, "meta": self._meta, "on_collision": self.on_collision}
 
     def _write(self, partial: Path, resume: Resume | None) -> Meta:
-        journal = self.open_journal(partial, resume, state=_State)
-        state: _State = (journal.state if journal is not None else None) or _State()
+        journal, state = self.open_journal(partial, resume, _State())
         finished = journal.finished if journal is not None else {}
         splitter = self._new_splitter(state.remaining)
         with (

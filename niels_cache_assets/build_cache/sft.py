@@ -211,8 +211,9 @@ class SftBuild(CacheBuild):
 
     @cached_property
     def _conversation_encoder(self) -> ConversationEncoder:
-        views: dict[str, Any] = {"view": self.view, "encoding_view": self.encoding_view, "dtype": self.dtype}
-        return ConversationEncoder(**views, chats=self._chats, raises=self.on_invalid == "raise", turns=self.turns)
+        return ConversationEncoder(
+            view=self.encoding_view, dtype=self.dtype, chats=self._chats, raises=self.on_invalid == "raise", turns=self.turns
+        )
 
     @cached_property
     def _meta(self) -> Meta:
@@ -223,8 +224,7 @@ class SftBuild(CacheBuild):
         return {"settings": self.settings, "meta": self._meta, "on_invalid": self.on_invalid, "on_collision": self.on_collision}
 
     def _write(self, partial: Path, resume: Resume | None) -> Meta:
-        journal = self.open_journal(partial, resume, state=_State)
-        state: _State = (journal.state if journal is not None else None) or _State()
+        journal, state = self.open_journal(partial, resume, _State())
         sides = len(SIDES) if self.preference else 1
         with self._chats or nullcontext(), SftSpool(partial, dtype=self.dtype, state=state.spool, sides=sides) as spool:
             if resume is not None:

@@ -1,9 +1,9 @@
 """Filters, each of which looks at one normalized document and returns a rejection or None.
 
-The first rejection counts, so cheap filters run first. To add a filter, write a function that takes the facts about a document, and add one
-line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to the cleaning stage of base/reasons.py, at the
-position that the filter has in `_JUDGES`. The threshold of a filter is in settings.py. If Gopher has a rule (Rae et al. 2021,
-https://arxiv.org/abs/2112.11446, table A1 of the appendix), the threshold is that of Gopher.
+The first rejection counts, so cheap filters run first. The name of a filter is also the reason of its rejections, and its position in the
+cleaning stage of base/reasons.py decides when it runs. To add a filter that compares a measure with a limit, add a row to RULES; the limit
+is in settings.py. To add any other filter, write a function that takes the facts about a document, and add it to `_WITHOUT_LIMIT`. If
+Gopher has a rule (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix), the limit is that of Gopher.
 
 Some definitions hold for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines
 do not count. If more than half of a text is in a script without blanks (base/scripts.py), its filters count characters: two of them count
@@ -14,10 +14,10 @@ A document that passes all filters costs about 0.1 ms per kilobyte. Half of this
 
 import re
 from collections import Counter
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from itertools import filterfalse, pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.scripts import unspaced_characters
@@ -37,6 +37,8 @@ _SCRIPT_CHARACTERS = 2_000  # the beginning shows whether a text is written with
 _RUN_OF_LETTERS = re.compile(r"\w+")
 BULLETS = (*"*•‣◦⁃∙▪●·・", "- ", "– ", "— ", "+ ")
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
+
+Side = Literal["below", "above"]
 
 
 class Rejection(NamedTuple):
@@ -125,62 +127,6 @@ def disambiguation(facts: DocumentFacts) -> Rejection | None:
     return Rejection() if has_title or introduces_list else None
 
 
-def too_short(facts: DocumentFacts) -> Rejection | None:
-    """Reject a text with too few characters or too few words. The value is the number of characters or words."""
-    if len(facts.text) < facts.settings.min_characters:
-        return Rejection(float(len(facts.text)))
-    return Rejection(float(facts.word_count)) if facts.word_count < facts.settings.min_words else None
-
-
-def list_page(facts: DocumentFacts) -> Rejection | None:
-    """Reject a text in which too many lines begin with a bullet: *, •, or one of - – — + followed by a space.
-
-    The value is the share of bulleted lines or of characters in bulleted lines of fewer than 100 characters, whichever is smaller.
-    """
-    return _above(bullet_share(facts), facts.settings.max_bullet_share)
-
-
-def low_alpha_ratio(facts: DocumentFacts) -> Rejection | None:
-    """Reject a text in which too few words contain a letter. In a script without spaces, punctuation separates words."""
-    return _below(alpha_share(facts), facts.settings.min_alpha_word_share)
-
-
-def bad_mean_word_len(facts: DocumentFacts) -> Rejection | None:
-    """Reject a text whose mean word length is too low or too high. Scripts without spaces are exempt."""
-    mean = mean_word_length(facts)
-    return _below(mean, facts.settings.min_mean_word_length) or _above(mean, facts.settings.max_mean_word_length)
-
-
-def high_symbol_ratio(facts: DocumentFacts) -> Rejection | None:
-    """Reject a text with too many symbols per word. The symbols are `#` and ellipses (three dots or U+2026)."""
-    return _above(symbols_per_word(facts), facts.settings.max_symbols_per_word)
-
-
-def no_stopwords(facts: DocumentFacts) -> Rejection | None:
-    """Reject a text with too few distinct stop words of its language, ignoring case.
-
-    If the language is unknown, the one of `languages` with the most stop words in the text is used. Languages without a stop word list are
-    exempt.
-    """
-    return _below(stop_words_found(facts), facts.settings.min_stopwords)
-
-
-def repetitive(facts: DocumentFacts) -> Rejection | None:
-    """Reject a text in which one word pair accounts for too large a share of all pairs.
-
-    Pairs ignore case and must occur at least twice. In a script without spaces, runs of three characters are counted instead.
-
-    Further rules of Gopher apply if their limits are set: the share of characters in the most frequent 2-, 3- and 4-gram, and the share of
-    repeated lines and repeated paragraphs.
-    """
-    rejection = _above(pair_share(facts), facts.settings.max_bigram_share)
-    for key, share in REPEATED.items():
-        limit = getattr(facts.settings, key)
-        if not rejection and limit is not None:
-            rejection = _above(share(facts), limit)
-    return rejection
-
-
 def language_error(facts: DocumentFacts) -> Rejection | None:
     """Reject a text whose language cannot be identified, even from a longer excerpt."""
     return Rejection() if facts.language().code is None else None
@@ -193,23 +139,6 @@ def not_english(facts: DocumentFacts) -> Rejection | None:
     """
     code, share = facts.language()
     return Rejection(share) if code is not None and code not in facts.settings.languages else None
-
-
-_JUDGES: tuple[Filter, ...] = (
-    redirect,
-    empty,
-    disambiguation,
-    too_short,
-    not_english,
-    list_page,
-    bad_mean_word_len,
-    high_symbol_ratio,
-    low_alpha_ratio,
-    no_stopwords,
-    repetitive,
-    language_error,
-)
-FILTERS: tuple[tuple[str, Filter], ...] = tuple(zip(REASONS, _JUDGES, strict=True))  # (name, filter)
 
 
 def _is_followed_by_list(text: str, position: int) -> bool:
@@ -271,47 +200,83 @@ def most_frequent_pair(facts: DocumentFacts) -> str | None:
 
 
 def _repeated_paragraphs(facts: DocumentFacts) -> float | None:
-    return _ratio(*_repeated([paragraph for paragraph in map(str.strip, _PARAGRAPH_END.split(facts.text)) if paragraph]))
-
-
-# Further measures of `repetitive`, by the setting that limits them. A limit of None switches the rule off.
-REPEATED: dict[str, Callable[[DocumentFacts], float | None]] = {
-    **{
-        f"max_top_{size}gram_characters": lambda facts, size=size: _ratio(*_top_ngram_characters(facts.units, size))  # type: ignore[misc]
-        for size in (2, 3, 4)
-    },
-    "max_duplicate_lines": lambda facts: _ratio(*_repeated(facts.lines)),
-    "max_duplicate_paragraphs": _repeated_paragraphs,
-}
+    return _repeated([paragraph for paragraph in map(str.strip, _PARAGRAPH_END.split(facts.text)) if paragraph])
 
 
 def _ratio(count: float, total: int) -> float | None:
     return count / total if total > 0 else None
 
 
-def _above(value: float | None, limit: float) -> Rejection | None:
-    """Return a rejection if the value is above the limit. None, which means that there is nothing to measure, is not rejected."""
-    return Rejection(value) if value is not None and value > limit else None
+def _top_ngram_characters(size: int, facts: DocumentFacts) -> float | None:
+    """Return the share of the characters of all words in the most frequent n-gram, 0 if no n-gram occurs twice, or None without words.
 
-
-def _below(value: float | None, limit: float) -> Rejection | None:
-    """Return a rejection if the value is below the limit. None is not rejected."""
-    return Rejection(value) if value is not None and value < limit else None
-
-
-def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:
-    """Return (number of characters in the most frequent n-gram, number of characters in all words).
-
-    Of several n-grams that are equally frequent, the longest is used. The first number is 0 if no n-gram occurs twice.
+    Of several n-grams that are equally frequent, the longest is used.
     """
-    counts = Counter(zip(*(words[start:] for start in range(size)), strict=False))
+    counts = Counter(zip(*(facts.units[start:] for start in range(size)), strict=False))
     most = max(counts.values(), default=0)
     longest = max(sum(map(len, ngram)) for ngram, count in counts.items() if count == most) if most > 1 else 0
-    return most * longest, sum(map(len, words))
+    return _ratio(most * longest, sum(map(len, facts.units)))
 
 
-def _repeated(parts: list[str]) -> tuple[int, int]:
-    return len(parts) - len(set(parts)), len(parts)
+def _repeated(parts: list[str]) -> float | None:
+    return _ratio(len(parts) - len(set(parts)), len(parts))
+
+
+class FilterRule(NamedTuple):
+    """A limit of [cleaning].
+
+    Attributes:
+        key: The setting. If it is None, the rule is switched off.
+        reason: The filter.
+        side: On which side of the limit documents are dropped.
+        form: A count is a whole number, and a share is between 0 and 1.
+        measure: Returns the value of a document, or None if there is nothing to measure; then the document is kept.
+    """
+
+    key: str
+    reason: str
+    side: Side
+    form: Literal["count", "share", "number"]
+    measure: Callable[[DocumentFacts], float | None]
+
+    def drops(self, value: float, limit: float) -> bool:
+        """Return whether a value is beyond a limit."""
+        return value > limit if self.side == "above" else value < limit
+
+
+# The rules of a filter stand together, in the order in which they are tried.
+RULES: tuple[FilterRule, ...] = (
+    FilterRule("min_characters", "too_short", "below", "count", lambda facts: float(len(facts.text))),
+    FilterRule("min_words", "too_short", "below", "count", lambda facts: float(facts.word_count)),
+    FilterRule("max_bullet_share", "list_page", "above", "share", bullet_share),
+    FilterRule("min_mean_word_length", "bad_mean_word_len", "below", "number", mean_word_length),
+    FilterRule("max_mean_word_length", "bad_mean_word_len", "above", "number", mean_word_length),
+    FilterRule("max_symbols_per_word", "high_symbol_ratio", "above", "number", symbols_per_word),
+    FilterRule("min_alpha_word_share", "low_alpha_ratio", "below", "share", alpha_share),
+    FilterRule("min_stopwords", "no_stopwords", "below", "count", stop_words_found),
+    FilterRule("max_bigram_share", "repetitive", "above", "share", pair_share),
+    FilterRule("max_top_2gram_characters", "repetitive", "above", "share", partial(_top_ngram_characters, 2)),
+    FilterRule("max_top_3gram_characters", "repetitive", "above", "share", partial(_top_ngram_characters, 3)),
+    FilterRule("max_top_4gram_characters", "repetitive", "above", "share", partial(_top_ngram_characters, 4)),
+    FilterRule("max_duplicate_lines", "repetitive", "above", "share", lambda facts: _repeated(facts.lines)),
+    FilterRule("max_duplicate_paragraphs", "repetitive", "above", "share", _repeated_paragraphs),
+)
+
+
+def _beyond_limit(rules: Sequence[FilterRule], facts: DocumentFacts) -> Rejection | None:
+    """Reject a document for the first of these rules whose limit its value is beyond."""
+    for rule in rules:
+        limit = getattr(facts.settings, rule.key)
+        value = None if limit is None else rule.measure(facts)
+        if value is not None and rule.drops(value, limit):
+            return Rejection(value)
+    return None
+
+
+_WITHOUT_LIMIT: dict[str, Filter] = {judge.__name__: judge for judge in (redirect, empty, disambiguation, not_english, language_error)}
+FILTERS: tuple[tuple[str, Filter], ...] = tuple(  # (name, filter)
+    (reason, _WITHOUT_LIMIT.get(reason) or partial(_beyond_limit, [rule for rule in RULES if rule.reason == reason])) for reason in REASONS
+)
 
 
 class RejectedDocument(NamedTuple):

@@ -11,12 +11,11 @@ one side of the limit are the documents that a new limit would keep or drop. The
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import Mapping, Set
+from typing import Any, NamedTuple, Self
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning import filters
-from niels_cache_assets.cleaning.filters import FILTERS, DocumentFacts
+from niels_cache_assets.cleaning.filters import FILTERS, RULES, DocumentFacts, FilterRule, Side, most_frequent_pair
 from niels_cache_assets.cleaning.settings import CleaningSettings
 
 FIRST = 2_000
@@ -28,40 +27,9 @@ NEAR = 10  # steps from the limit to a sample
 EXCERPT_CHARACTERS = 400
 UNKNOWN_LANGUAGE = "und"  # ISO 639-2: undetermined
 
-Side = Literal["below", "above"]
 _Sample = tuple[int, int, dict[str, Any]]  # (steps from the limit, hash, row)
 
 
-class FilterRule(NamedTuple):
-    """A limit of [cleaning].
-
-    Attributes:
-        key: The setting.
-        reason: The filter.
-        side: On which side of the limit documents are dropped.
-        form: A count is a whole number, and a share is between 0 and 1.
-        measure: Returns the value of a document, or None if there is nothing to measure.
-    """
-
-    key: str
-    reason: str
-    side: Side
-    form: Literal["count", "share", "number"]
-    measure: Callable[[DocumentFacts], float | None]
-
-
-RULES: tuple[FilterRule, ...] = (
-    FilterRule("min_characters", "too_short", "below", "count", lambda facts: float(len(facts.text))),
-    FilterRule("min_words", "too_short", "below", "count", lambda facts: float(facts.word_count)),
-    FilterRule("max_bullet_share", "list_page", "above", "share", filters.bullet_share),
-    FilterRule("min_mean_word_length", "bad_mean_word_len", "below", "number", filters.mean_word_length),
-    FilterRule("max_mean_word_length", "bad_mean_word_len", "above", "number", filters.mean_word_length),
-    FilterRule("max_symbols_per_word", "high_symbol_ratio", "above", "number", filters.symbols_per_word),
-    FilterRule("min_alpha_word_share", "low_alpha_ratio", "below", "share", filters.alpha_share),
-    FilterRule("min_stopwords", "no_stopwords", "below", "count", filters.stop_words_found),
-    FilterRule("max_bigram_share", "repetitive", "above", "share", filters.pair_share),
-    *(FilterRule(key, "repetitive", "above", "share", share) for key, share in filters.REPEATED.items()),
-)
 # The filters without a limit. A text that one of the first drops has nothing to measure. The last one identifies the language, which would
 # select the stop words.
 _JUDGES = dict(FILTERS)
@@ -154,7 +122,7 @@ def measure(facts: DocumentFacts, skip: Set[str]) -> DocumentMeasures:
     others = drop(NEXT_REASONS)
     rules = [rule for rule in RULES if rule.reason not in skip and getattr(facts.settings, rule.key) is not None]
     found = {rule.key: rule.measure(facts) for rule in rules}
-    pair = filters.most_frequent_pair(facts) if "repetitive" not in skip else None
+    pair = most_frequent_pair(facts) if "repetitive" not in skip else None
     others += drop(LAST_REASONS)
     identified = facts.identified_language
     language = None if identified is None else identified.code or UNKNOWN_LANGUAGE

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.cleaning.filters import BULLETS, REPEATED
+from niels_cache_assets.cleaning.filters import BULLETS, RULES, FilterRule
 from niels_cache_assets.cleaning.languages import STOP_WORDS, stop_words_in
 from niels_cache_assets.cleaning.passes import bytes_of
 from niels_cache_assets.cleaning.settings import CleaningSettings
@@ -51,16 +51,23 @@ def passing_filters(text: str, settings: CleaningSettings) -> set[str]:
     found = counts(text)
     if found is None or not found.words:
         return proven
-    passes = {
-        "too_short": len(text) >= settings.min_characters and found.words >= settings.min_words,
-        "list_page": found.bullets / found.lines <= settings.max_bullet_share,
-        "low_alpha_ratio": found.with_letter / found.words >= settings.min_alpha_word_share,
-        "bad_mean_word_len": settings.min_mean_word_length <= found.characters / found.words <= settings.max_mean_word_length,
-        "high_symbol_ratio": found.symbols / found.words <= settings.max_symbols_per_word,
-        "repetitive": all(getattr(settings, key) is None for key in REPEATED)
-        and (found.words == 1 or found.most / (found.words - 1) <= settings.max_bigram_share),
+    mean_length = found.characters / found.words
+    measured = {
+        "min_characters": len(text),
+        "min_words": found.words,
+        "max_bullet_share": found.bullets / found.lines,
+        "min_mean_word_length": mean_length,
+        "max_mean_word_length": mean_length,
+        "max_symbols_per_word": found.symbols / found.words,
+        "min_alpha_word_share": found.with_letter / found.words,
+        "max_bigram_share": found.most / max(found.words - 1, 1),  # without a pair, `most` is 0
     }
-    return proven.union(filter(passes.get, passes))
+
+    def passes(rule: FilterRule) -> bool:
+        limit = getattr(settings, rule.key)
+        return limit is None or (rule.key in measured and not rule.drops(measured[rule.key], limit))
+
+    return proven | ({rule.reason for rule in RULES} - {rule.reason for rule in RULES if not passes(rule)})
 
 
 def _stop_words_in(text: str, code: str) -> int:

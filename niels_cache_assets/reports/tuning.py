@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from niels_cache_assets.artifacts.corpus_report import source_documents
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
-from niels_cache_assets.cleaning.measures import RULES, STEPS, FilterRule, MeasureHistograms
+from niels_cache_assets.cleaning.filters import RULES, FilterRule
+from niels_cache_assets.cleaning.measures import STEPS, MeasureHistograms
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import MEASURES_NAME
 from niels_cache_assets.corpus.order import CorpusInputs

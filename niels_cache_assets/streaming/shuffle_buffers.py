@@ -25,7 +25,7 @@ _ROOM_BYTES = 8 << 20  # beside twice the texts in the buffer, and beside twice 
 _ROOM_ROWS = 1 << 15  # beside twice the documents
 _COPIED_TOGETHER = 1024  # documents
 _STRINGS = ("text", "source_id", "file")
-_COLUMNS = (*_STRINGS, "row", "split", "characters")
+_COLUMNS = (*_STRINGS, "row", "split", "characters", "kept")
 
 
 def buffer_of(batches: list[DocumentBatch]) -> Buffer:
@@ -69,7 +69,7 @@ class ObjectBuffer:
     """A buffer with a Python string for each text."""
 
     def __init__(self, documents: DocumentBatch) -> None:
-        objects = documents.with_objects()
+        objects = _with_kept(documents.with_objects())
         self._documents = objects[np.arange(len(objects))]  # a copy, because `exchange` writes into its columns
 
     def __len__(self) -> int:
@@ -82,12 +82,10 @@ class ObjectBuffer:
         return self._documents[slots]
 
     def exchange(self, incoming: DocumentBatch, slots: Ints) -> DocumentBatch:
-        incoming = incoming.with_objects()
+        incoming = _with_kept(incoming.with_objects())
         stays, before, after = _moves(slots)
-        if self._documents.kept is not None or incoming.kept is not None:
-            incoming, self._documents = _with_kept(incoming), _with_kept(self._documents)
         leaving = self._documents[slots]
-        for name in _COLUMNS if self._documents.kept is None else (*_COLUMNS, "kept"):
+        for name in _COLUMNS:
             column, new = getattr(leaving, name), getattr(incoming, name)
             column[after] = new[before]
             getattr(self._documents, name)[slots[stays]] = new[stays]

@@ -7,7 +7,7 @@ FOLDER/<hash>/ has one .npy file per array, and a meta.json with the parameters.
 A folder whose name is its hash is complete. The index is built in a neighbouring folder, `.HASH.partial`, under a lock; then it is opened
 once as a check, and the folder is renamed. If many processes need one index at once, one of them builds it and the others wait. If the
 builder dies, the system releases its lock, and the next process starts again. Finished indices are found without a lock, so a prebuilt
-folder may be read-only or on a file system without locks. A damaged index is renamed and built again; processes that have mapped it keep
+folder may be read-only or on a file system without locks. A damaged index is built again and replaced; processes that have mapped it keep
 it.
 
 The builders define the arrays. Opening a finished index costs one small read, and one map for each array.
@@ -45,9 +45,8 @@ from niels_cache_runtime.format.safe_open import link_problem
 
 INDEX_VERSION = 1  # version of the algorithms, a part of every hash: if their results change, it must change
 _POLL_SECONDS = 0.2
-_DAMAGED = ".damaged"
 _ARRAY_NAME = re.compile(r"[a-z_]+\.npy")
-_ABANDONED_NAME = re.compile(r"\.[0-9a-f]{32}\.(partial|damaged)")
+_ABANDONED_NAME = re.compile(r"\.[0-9a-f]{32}\.(partial|damaged|old)")
 _QUIET_SECONDS = 2.0  # a shorter wait is not reported
 
 Arrays = dict[str, Array]
@@ -213,13 +212,8 @@ def _exchange(partial: Path, directory: Path) -> None:
     """
     if _open_finished(directory) is not None:
         return
-    damaged = directory.parent / f".{directory.name}{_DAMAGED}"
-    remove(damaged)
-    if directory.exists():
-        os.rename(directory, damaged)  # renamed in one step, so no process finds it half removed
-    replace_folder(partial, directory)
+    replace_folder(partial, directory)  # a damaged index is then in `partial`
     sync(directory.parent)
-    remove(damaged)
 
 
 def _files_in(folder: Path) -> Allocate:

@@ -39,60 +39,23 @@ FORMS: dict[str, Callable[[Any], bool]] = {
 
 _KEYS = {  # by form; a key has the same form in all kinds of folders
     "text": (
-        "kind",
-        "meta_sha256",
-        "content_sha256",
-        "token_dtype",
-        "sha256",
-        "model_type",
-        "model_kind",
-        "sentencepiece_version",
-        "tokenizers_version",
-        "tiktoken_version",
-        "imported",
-        "revision",
+        "kind meta_sha256 content_sha256 token_dtype sha256 model_type model_kind sentencepiece_version tokenizers_version "
+        "tiktoken_version imported revision"
     ),
-    "a whole number": (
-        "schema_version",
-        "train_tokens",
-        "val_tokens",
-        "train_examples",
-        "val_examples",
-        "words",
-        "bands",
-        "rows",
-        "index_version",
-    ),
-    "a list of texts": ("forms", "keep", "sides", "prepare", "order", "missing"),
+    "a whole number": "schema_version train_tokens val_tokens train_examples val_examples words bands rows index_version",
+    "a list of texts": "forms keep sides prepare order missing",
     "a table": (
-        "files",
-        "source",
-        "decontaminate",
-        "decontaminate_against",
-        "special_token_ids",
-        "template",
-        "cut_document",
-        "part",
-        "facts",
-        "special_tokens",
-        "trained_on",
-        "lengths",
-        "masked",
-        "splits",
-        "settings",
-        "inputs",
-        "datasets",
-        "parameters",
-        "overlap",
+        "files source decontaminate decontaminate_against special_token_ids template cut_document part facts special_tokens trained_on "
+        "lengths masked splits settings inputs datasets parameters overlap"
     ),
-    "true or false": ("built", "append_eot"),
-    "text or null": ("fingerprint", "dataset_name", "dataset_config", "dataset_revision", "split_rule", "tokenizer_sha256"),
-    "a whole number or null": ("seed", "vocab_size", "shard_bytes"),
-    "a list of tables": ("decontaminated_examples", "parts"),
-    "a table of whole numbers": ("targets", "documents", "characters", "bytes", "cut", "dropped", "dropped_by_source", "languages"),
-    "a table or null": ("cleaning", "signatures"),
+    "true or false": "built append_eot",
+    "text or null": "fingerprint dataset_name dataset_config dataset_revision split_rule tokenizer_sha256",
+    "a whole number or null": "seed vocab_size shard_bytes",
+    "a list of tables": "decontaminated_examples parts",
+    "a table of whole numbers": "targets documents characters bytes cut dropped dropped_by_source languages",
+    "a table or null": "cleaning signatures",
 }
-FORM_OF = {name: form for form, names in _KEYS.items() for name in names}
+FORM_OF = {name: form for form, names in _KEYS.items() for name in names.split()}
 
 
 def form_problem(meta: dict[str, Any]) -> str | None:

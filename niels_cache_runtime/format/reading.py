@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -109,8 +108,8 @@ def hash_files(
             buffers.block = memoryview(mmap.mmap(-1, BLOCK_BYTES))  # page-aligned memory: the system copies into it twice as fast
         block, consume, digest = buffers.block, files[path], hashlib.sha256()
         try:
-            with FileIO(open_regular(path)) as file:
-                while not stopped.is_set() and (count := _fill(file, block)):
+            with os.fdopen(open_regular(path), "rb") as file:  # buffered, so that only the last block is short
+                while not stopped.is_set() and (count := file.readinto(block)):
                     digest.update(block[:count])
                     if consume is not None:
                         consume(block[:count])
@@ -129,14 +128,6 @@ def hash_files(
         finally:
             stopped.set()  # so that all threads stop after an interrupt
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _fill(file: FileIO, block: memoryview) -> int:
-    """Read until the block is full or the file ends, so that only the last block of a file is short. Return the number of bytes read."""
-    count = 0
-    while count < len(block) and (more := file.readinto(block[count:])):
-        count += more
-    return count
 
 
 def available_threads() -> int:

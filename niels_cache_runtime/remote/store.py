@@ -54,35 +54,21 @@ _State = Literal["e_tag", "version"]
 _Refusals = tuple[type[Exception], ...]
 _process: int | None = None  # the process that uses obstore; its threads do not survive a fork
 
-_EXPIRED = "the credentials have expired; renew them, and run the same command again"
-_REFUSED = "the store does not accept the credentials; check the variables of the environment that hold them"
-_DENIED = "access is denied; check the rights of these credentials"
-_NO_BUCKET = "there is no such bucket or container; check the address"
-_MESSAGES = {
-    "ExpiredToken": _EXPIRED,
-    "ExpiredTokenException": _EXPIRED,
-    "TokenRefreshRequired": _EXPIRED,
-    "RequestExpired": _EXPIRED,
-    "InvalidAccessKeyId": _REFUSED,
-    "InvalidToken": _REFUSED,
-    "InvalidClientTokenId": _REFUSED,
-    "SignatureDoesNotMatch": _REFUSED,
-    "AuthFailure": _REFUSED,
-    "AccessDenied": _DENIED,
-    "AllAccessDisabled": _DENIED,
-    "NoSuchBucket": _NO_BUCKET,
-    "ContainerNotFound": _NO_BUCKET,
-    "PermanentRedirect": "the bucket is in another region; set its region in the environment",
-    "AuthorizationHeaderMalformed": "the bucket is in another region; set its region in the environment",
-    "RequestTimeTooSkewed": "the clock of this machine is wrong; set it, and run the same command again",
-    "QuotaExceeded": "the quota of the store is used up; raise it, or make room",
+_CODES = {  # by message: the codes in a store's answer, and the classes of obstore's errors
+    "the credentials have expired; renew them, and run the same command again": (
+        "ExpiredToken ExpiredTokenException TokenRefreshRequired RequestExpired"
+    ),
+    "the store does not accept the credentials; check the variables of the environment that hold them": (
+        "InvalidAccessKeyId InvalidToken InvalidClientTokenId SignatureDoesNotMatch AuthFailure UnauthenticatedError"
+    ),
+    "access is denied; check the rights of these credentials": "AccessDenied AllAccessDisabled PermissionDeniedError",
+    "there is no such bucket or container; check the address": "NoSuchBucket ContainerNotFound",
+    "the bucket is in another region; set its region in the environment": "PermanentRedirect AuthorizationHeaderMalformed",
+    "the clock of this machine is wrong; set it, and run the same command again": "RequestTimeTooSkewed",
+    "the quota of the store is used up; raise it, or make room": "QuotaExceeded",
+    "the store does not support this request": "NotImplementedError NotSupportedError",
 }
-_BY_CLASS = {
-    "UnauthenticatedError": _REFUSED,
-    "PermissionDeniedError": _DENIED,
-    "NotImplementedError": "the store does not support this request",
-    "NotSupportedError": "the store does not support this request",
-}
+_MESSAGES = {code: message for message, codes in _CODES.items() for code in codes.split()}
 _MESSAGES_BY_TEXT = (
     ("scheme is not allowed", "the endpoint begins with http://; set AWS_ALLOW_HTTP=true to allow requests without encryption"),
     ("BadScheme", "the endpoint begins with http://; set AWS_ALLOW_HTTP=true to allow requests without encryption"),
@@ -497,6 +483,6 @@ def _remote_error(name: str, error: Exception) -> RemoteError:
     missing = "NoSuchKey" in text or (kind in ("FileNotFoundError", "NotFoundError") and code not in ("NoSuchBucket", "ContainerNotFound"))
     if missing:
         return MissingError(f"{name}: there is no such object; check the address", code=code)
-    known = _MESSAGES.get(code) or _BY_CLASS.get(kind)
+    known = _MESSAGES.get(code) or _MESSAGES.get(kind)
     reason = known or next((reason for words, reason in _MESSAGES_BY_TEXT if words in text), "the store refused, or the connection broke")
     return RemoteError(f"{name}: {reason}{f' ({code})' if code else ''}", code=code, is_transient=known is None)

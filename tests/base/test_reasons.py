@@ -17,8 +17,8 @@ from niels_cache_assets.base import reasons
 from niels_cache_assets.base.documents import Document, DropReport, Message, SourceReport, merge_facts
 from niels_cache_assets.base.reasons import DROP_REASONS, Stage, is_asked, reasons_of
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
-from niels_cache_assets.cleaning.filters import FILTERS, RejectedDocument
-from niels_cache_assets.cleaning.measures import FIRST_REASONS, LAST_REASONS, NEXT_REASONS, RULES
+from niels_cache_assets.cleaning.filters import FILTERS, RULES, RejectedDocument
+from niels_cache_assets.cleaning.measures import FIRST_REASONS, LAST_REASONS, NEXT_REASONS
 from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cleaning.settings import REASONS
 from niels_cache_assets.facts.drops import summarize_drops
@@ -42,7 +42,7 @@ def test_the_table_has_only_reasons_that_the_code_has_and_says_for_each_what_it_
     made |= {f"missing_{key}_field" for key in ("messages", "chosen", "rejected")} | {
         f"{each}_of_member" for each in ("in_val", "near_val")
     }
-    made |= {judge.__name__ for _, judge in FILTERS}
+    made |= {reason for reason, _ in FILTERS}
     assert [reason for reason in DROP_REASONS if f'"{reason}"' not in code and reason not in made] == []
     assert [reason for reason, row in DROP_REASONS.items() if not row.meaning or not row.stages] == []
     assert [reason for reason, row in DROP_REASONS.items() if not row.is_asked and not row.advice] == []
@@ -50,7 +50,7 @@ def test_the_table_has_only_reasons_that_the_code_has_and_says_for_each_what_it_
 
 
 def test_each_filter_has_a_row_in_its_order_and_so_has_each_problem_that_stops_a_build() -> None:
-    assert reasons_of("cleaning") == REASONS == tuple(judge.__name__ for _, judge in FILTERS)
+    assert reasons_of("cleaning") == REASONS == tuple(reason for reason, _ in FILTERS)
     assert [reason for reason in REASONS if not is_asked(reason)] == ["empty"]
     assert {rule.reason for rule in RULES} | {*FIRST_REASONS, *NEXT_REASONS, *LAST_REASONS} == {*REASONS}
 

@@ -192,6 +192,6 @@ def test_a_mistake_in_the_settings_is_named(settings: dict[str, object], parts: 
 
 def test_reasons_are_those_of_the_filters_and_can_all_but_one_be_skipped() -> None:
     assert len(set(REASONS)) == len(REASONS) == 12
-    assert [judge.__name__ for _, judge in FILTERS] == list(REASONS)
+    assert [reason for reason, _ in FILTERS] == list(REASONS)
     assert REASONS.index("not_english") < REASONS.index("no_stopwords"), "the language decides the stop words"
     CleaningSettings(skip=tuple(reason for reason in REASONS if reason != "empty"))

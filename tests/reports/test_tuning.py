@@ -15,7 +15,8 @@ import pytest
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning import measures as cleaning_measures
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.measures import RULES, MeasureHistograms, RuleLimit, limits_of
+from niels_cache_assets.cleaning.filters import RULES
+from niels_cache_assets.cleaning.measures import MeasureHistograms, RuleLimit, limits_of
 from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.cli import main
