@@ -109,8 +109,7 @@ class Sources:
             source = open_source(str(self.copy.fetch_build(build, split)), settings)
             source.folder = folder
             return source
+        of_windows: dict[str, Any] = {"T": settings.T, "stride": settings.stride, "head": settings.head}
         if self._reads_windows or self.copy is None or settings.order is None:
-            return RangeWindows(folder, build=build, split=split, T=settings.T, stride=settings.stride)
-        return CopiedWindows(
-            folder, copy=self.copy, build=build, split=split, T=settings.T, stride=settings.stride, block_shards=settings.order.shards
-        )
+            return RangeWindows(folder, build=build, split=split, **of_windows)
+        return CopiedWindows(folder, copy=self.copy, build=build, split=split, block_shards=settings.order.shards, **of_windows)
