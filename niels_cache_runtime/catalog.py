@@ -37,6 +37,7 @@ from niels_cache_runtime.format.layout import (
     has_pairs,
     idx_name,
     target_ends_name,
+    target_weights_name,
     targets_name,
     token_dtype_of,
     tokenizer_dir,
@@ -108,7 +109,10 @@ class CacheSplit:
         self.folder = self._location.given
         meta = dataset.meta
         self._words = _WORDS["pairs" if has_pairs(meta) else dataset.family]
-        prefixes = (f"{split}/", *(name(split) for name in (doc_ends_name, tokens_name, idx_name, targets_name, target_ends_name)))
+        prefixes = (
+            f"{split}/",
+            *(name(split) for name in (doc_ends_name, tokens_name, idx_name, targets_name, target_ends_name, target_weights_name)),
+        )
         if is_foreign(meta):
             found = find_files(Path(dataset.folder)).sizes
         else:

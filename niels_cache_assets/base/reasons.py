@@ -93,7 +93,7 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
         "broken_json_in_call": _unasked("a tool call is not valid JSON"),
         "broken_tools": _unasked("the tools are not a list of objects, or not valid JSON", "check `tools_field`"),
         "repeated_key_in_json": _unasked("an object in the JSON text of a call or of tools repeats a key"),
-        "unusable_weight": _unasked("a message has a weight other than 0 and 1"),
+        "unusable_weight": _unasked("a message has a weight that cannot be used"),
         "contradictory_weights": _unasked("a message is marked both to be trained on and not to be"),
         "weight_of_other_role": _unasked("a message of a role other than assistant is marked to be trained on"),
         "kto_label_without_key": _unasked("the row has a KTO label, true or false", "set `kto`, or rename the field"),

@@ -17,9 +17,10 @@ import numpy as np
 
 from niels_cache_assets.base.defaults import ROLE_TO_KEY, TEMPLATE_ROLES, Turns
 from niels_cache_assets.base.documents import Conversation, DropReport, describe_origin
-from niels_cache_assets.chats.encoding import NO_TARGET, UNKNOWN_TURN, ChatEncoder, EncodedChat
+from niels_cache_assets.chats.encoding import NO_TARGET, UNKNOWN_TURN, UNUSABLE_WEIGHT, ChatEncoder, EncodedChat
 from niels_cache_assets.chats.rendering import REFUSED, TOO_MANY_TURNS, Chat
 from niels_cache_assets.sources.conversations import contents, conversation_problem, empty_assistant_turns, example_problem
+from niels_cache_assets.sources.messages import message_weights
 from niels_cache_assets.streaming.encode import (
     COLLISION,
     INVALID_UNICODE,
@@ -31,7 +32,7 @@ from niels_cache_assets.streaming.encode import (
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
-_TEMPLATE_REASONS = (REFUSED, NO_TARGET, TOO_MANY_TURNS, UNKNOWN_TURN)  # reasons that the template explains
+_TEMPLATE_REASONS = (REFUSED, NO_TARGET, TOO_MANY_TURNS, UNKNOWN_TURN, UNUSABLE_WEIGHT)  # reasons that the template explains
 MAX_CHARACTERS = 1 << 25  # of the examples of one conversation
 CONVERSATIONS = "conversations"  # the number of conversations, if each may have several examples
 EMPTY_TURNS = "empty_turns"  # empty messages of the assistant, in conversations with a chat template
@@ -123,8 +124,10 @@ class ConversationEncoder:
         for number in valid:
             own = slice(first, first + len(chunk[number].messages))
             if number not in problems:
-                begin = contents[first, 0] - 1
-                chats[number] = EncodedChat(tokens[begin : ends[own.stop - 1]], contents[own][is_target[own]] - begin)
+                begin, weights = contents[first, 0] - 1, None
+                if given := message_weights(chunk[number].messages):
+                    weights = np.array([given.get(index, 1) for index in np.flatnonzero(is_target[own]).tolist()], dtype=np.float32)
+                chats[number] = EncodedChat(tokens[begin : ends[own.stop - 1]], contents[own][is_target[own]] - begin, weights)
             first = own.stop
         return EncodedConversations(kept=[*chats], chats=[*chats.values()])
 
@@ -168,9 +171,9 @@ class ConversationEncoder:
         """Return the examples of conversation `number` as a template renders them. An empty or masked message is not a target."""
         empty = {*empty_assistant_turns(conversation.messages)}
         messages = [{**each, "content": ""} if index in empty else each for index, each in enumerate(conversation.messages)]
-        ignored = empty | masked
+        ignored, weights = empty | masked, message_weights(messages)
         if self.turns == "all":
-            return [Chat(messages, name, conversation.tools, ignored=ignored)]
+            return [Chat(messages, name, conversation.tools, ignored=ignored, weights=weights)]
         turns = [index for index, each in enumerate(messages) if each["role"] == "assistant" and index not in ignored]
         if not turns:
             problems[number] = NO_TARGET
@@ -179,7 +182,7 @@ class ConversationEncoder:
         elif len(turns) > 1 and characters(conversation, self.turns) > MAX_CHARACTERS:
             problems[number] = TOO_MANY_TURNS
             return []
-        return [Chat(messages[: turn + 1], name, conversation.tools, last=True) for turn in turns]
+        return [Chat(messages[: turn + 1], name, conversation.tools, last=True, weights=weights) for turn in turns]
 
 
 def characters(conversation: Conversation, turns: Turns) -> int:
@@ -229,6 +232,8 @@ def pair_form_problem(pair: Conversation, roles: Collection[str]) -> str | None:
         raise NielsCacheError(
             f"{example_name(pair, pair.row)}: has the split {pair.split!r}, but pairs are split by their prompts; leave it None"
         )
+    if message_weights([*pair.messages, *(pair.rejected or [])]):
+        return UNUSABLE_WEIGHT
     return "prompts_differ" if pair.rejected is None else example_problem(pair, roles)
 
 

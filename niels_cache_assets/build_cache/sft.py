@@ -117,9 +117,9 @@ def build_sft_cache(
 
     Each message becomes the special token of its role, the ids of its content, and EOT, or the tokens that `template` gives. A seeded share
     of the examples goes to val. A Conversation with a `split` goes to that split. A message of the assistant with `"weight": 0` (or another
-    key of `sources.messages`) gets no target. If there is such a message, or with a template or pairs, the targets are spans in
-    `*_targets.npy` and `*_target_ends.npy`. `out_dir` is replaced in one step at the end. If the build fails, the last good cache stays
-    unchanged.
+    key of `sources.messages`) gets no target, and the targets of one with `"weight": 0.5` have this weight. If there is such a message, or
+    with a template or pairs, the targets are spans in `*_targets.npy` and `*_target_ends.npy`, and weights other than 0 and 1 are in
+    `*_target_weights.npy`. `out_dir` is replaced in one step at the end. If the build fails, the last good cache stays unchanged.
 
     Args:
         examples: The conversations. A Feed can also be opened at a later position, which makes resuming faster.
@@ -240,7 +240,7 @@ class SftBuild(CacheBuild):
             meta = {
                 **self._meta,
                 **{f"{split}_{what}": counts[f"{split}_{what}"] for split in SPLITS for what in ("examples", "tokens")},
-                **({"targets": {split: counts[f"{split}_targets"] for split in SPLITS}} if with_spans else {}),
+                **({"targets": {split: counts[f"{split}_targets"] for split in SPLITS}} if "train_targets" in counts else {}),
                 **self._write_template(partial, spool.files),
                 "dropped": dict(ended.dropped),
                 "facts": {**ended.facts, "straddling_groups": counts["straddling_groups"]},
@@ -382,7 +382,7 @@ class SftBuild(CacheBuild):
                     raise NielsCacheError(f"{example}: a message contains a special token; remove it")
             elif problem not in (INVALID_UNICODE, "too_long") and self.on_invalid == "raise":
                 messages = [*chunk[index].messages, *(chunk[index].rejected or [])]
-                what = weight_problem(messages)[1] if problem in WEIGHT_PROBLEMS else problem
+                what = (weight_problem(messages)[1] if problem in WEIGHT_PROBLEMS else None) or problem
                 raise NielsCacheError(f"{example}: {what}; correct it, or pass on_invalid='drop'")
 
 

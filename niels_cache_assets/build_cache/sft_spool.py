@@ -22,10 +22,12 @@ from niels_cache_runtime.format.layout import (
     IDX_DTYPE,
     SPLITS,
     TARGETS_DTYPE,
+    WEIGHTS_DTYPE,
     Split,
     examples_name,
     idx_name,
     target_ends_name,
+    target_weights_name,
     targets_name,
     tokens_name,
 )
@@ -36,6 +38,7 @@ _SPOOL_COLUMNS = {**LINEAGE, "split": "int64", "unit": "int64"}  # an index of S
 _TOKENS_PER_BLOCK = 1 << 21
 _EXAMPLES_PER_BLOCK = 1 << 18
 _NO_GROUP = -1
+_WEIGHT_BITS = 32  # the upper bits of the end of a span in the spool, which hold its weight as a float32, or 0 if the weight is 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +117,12 @@ class SftSpool:
         tokens = np.concatenate([each.ids for each in chats])
         self._ids.append(tokens.data.cast("B"))
         self._sizes.append(sizes.astype(IDX_DTYPE).tobytes())
-        self._bounds.append(np.concatenate([each.spans for each in chats]).astype(TARGETS_DTYPE).tobytes())
+        spans = np.concatenate([each.spans for each in chats]).astype(TARGETS_DTYPE)
+        if any(each.weights is not None for each in chats):
+            weights = np.concatenate([np.ones(len(each.spans)) if each.weights is None else each.weights for each in chats])
+            bits = np.where(weights == 1, 0, weights).astype(WEIGHTS_DTYPE).view("<u4")
+            spans[:, 1] |= bits.astype(TARGETS_DTYPE) << _WEIGHT_BITS
+        self._bounds.append(spans.tobytes())
         self.examples += len(conversations)
         self.tokens += len(tokens)
         self._spans += int(sizes[:, 1].sum())
@@ -137,14 +145,17 @@ class SftSpool:
             val_frac: The share that goes to val.
             seed: The seed of the choice.
             by_group: Whether groups are split, and not single examples.
-            with_spans: Whether to write the spans of targets.
+            with_spans: Whether to write the spans of targets, also if all have weight 1.
 
         Returns:
-            The counts of examples, tokens and spans by split, and of straddling groups, which have examples in both splits.
+            The counts of examples and tokens by split, of spans if they are written, and of straddling groups, which have examples in both
+            splits.
         """
         for part in self.unfinished[:-1]:
             part.seal()
         self._lengths, self._span_counts = np.fromfile(self._sizes.path, IDX_DTYPE).reshape(-1, 2).T
+        self._spooled = (np.memmap if self._spans else np.fromfile)(self._bounds.path, dtype=TARGETS_DTYPE).reshape(-1, 2)
+        self._has_weights = bool(self._spooled[:, 1].max(initial=0) >> _WEIGHT_BITS)
         is_val, groups = self._choose(val_frac=val_frac, seed=seed, by_group=by_group)
         counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("examples", "tokens")}
         for split in SPLITS:
@@ -153,7 +164,7 @@ class SftSpool:
             counts[f"{split}_examples"] = int(chosen.sum())
             chosen_sides = np.repeat(chosen, self._sides)
             counts[f"{split}_tokens"] = self._write_tokens(split, chosen_sides)
-            if with_spans:
+            if with_spans or self._has_weights:
                 counts[f"{split}_targets"] = self._write_spans(split, chosen_sides)
         grouped = groups != _NO_GROUP
         counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
@@ -199,11 +210,11 @@ class SftSpool:
         return written
 
     def _write_spans(self, split: Split, chosen: np.ndarray) -> int:
-        """Write the spans of one split, and return their number."""
+        """Write the spans of one split, and their weights if any span of the spool has one. Return the number of spans."""
         lengths, counts = self._lengths, self._span_counts
-        bounds = (np.memmap if self._spans else np.fromfile)(self._bounds.path, dtype=TARGETS_DTYPE).reshape(-1, 2)
         targets = NpyWriter(self._root, targets_name(split), TARGETS_DTYPE, self.files, width=2)
         ends = NpyWriter(self._root, target_ends_name(split), TARGETS_DTYPE, self.files)
+        weights = NpyWriter(self._root, target_weights_name(split), WEIGHTS_DTYPE, self.files) if self._has_weights else None
         read = begin = 0  # spans that were read, and the first token of the next example of the split
         for first in range(0, len(lengths), _EXAMPLES_PER_BLOCK):
             block = slice(first, first + _EXAMPLES_PER_BLOCK)
@@ -212,10 +223,15 @@ class SftSpool:
             starts = begin + np.cumsum(kept_lengths) - kept_lengths
             end = read + int(block_counts.sum())
             ends.write(targets.items + np.cumsum(kept))
-            targets.write(bounds[read:end][np.repeat(keep, block_counts)].astype(np.int64) + np.repeat(starts, kept)[:, None])
+            bounds = self._spooled[read:end][np.repeat(keep, block_counts)]
+            if weights is not None:
+                bits = (bounds[:, 1] >> _WEIGHT_BITS).astype("<u4").view(WEIGHTS_DTYPE)
+                weights.write(np.where(bits == 0, 1, bits))
+                bounds[:, 1] &= 2**_WEIGHT_BITS - 1
+            targets.write(bounds.astype(np.int64) + np.repeat(starts, kept)[:, None])
             read, begin = end, begin + int(kept_lengths.sum())
-        targets.seal()
-        ends.seal()
+        for file in filter(None, (targets, ends, weights)):
+            file.seal()
         return targets.items
 
     def _write_lineage(self, split: Split, chosen: np.ndarray) -> None:

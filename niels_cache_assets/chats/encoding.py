@@ -22,10 +22,11 @@ from niels_cache_assets.sources.tool_arguments import convert_arguments
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, has_lone_surrogate, name_unencodable_item, normalize_newlines
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Array, Bools, Ints
+from niels_cache_runtime.format.layout import Array, Bools, Floats, Ints
 
 NO_TARGET = "no_target"
 UNKNOWN_TURN = "unknown_turn"
+UNUSABLE_WEIGHT = "unusable_weight"
 _MAX_KNOWN = 4096
 _SHORT = 4096  # characters
 
@@ -37,10 +38,12 @@ class EncodedChat(NamedTuple):
         ids: (n,) integers, the ids of the tokens.
         spans: (m, 2) int64 with m >= 1: the first token of each target and the token after its last one, in order. Spans do not touch each
             other.
+        weights: (m,) float32, the weight of each target. None if all are 1.
     """
 
     ids: Array
     spans: Ints
+    weights: Floats | None = None
 
 
 class ChatEncoder:
@@ -121,12 +124,22 @@ class ChatEncoder:
         """
         if not _is_subsequence(self._guarded_in(ids), allowed):
             return UnusableChat(COLLISION, f"{chat.name}: its texts make a special token in {self._template.where}; remove it")
-        if chat.ignored and None in rendered.owners:
+        if (chat.ignored or chat.weights) and None in rendered.owners:
             return UnusableChat(UNKNOWN_TURN, f"{self._template.where}: does not show which message of {chat.name} each mark is in")
-        learned = [owner not in chat.ignored for owner in rendered.owners]
-        joined = merge_spans(spans[np.array(learned, dtype=bool)])
-        explanation = f"{self._template.where}: gives {chat.name} no words of the assistant to train on"
-        return EncodedChat(ids, joined) if len(joined) else UnusableChat(NO_TARGET, explanation)
+        learned = np.array([owner not in chat.ignored for owner in rendered.owners], dtype=bool) & (spans[:, 0] < spans[:, 1])
+        joined, weights = merge_spans(spans[learned]), None
+        if not len(joined):
+            return UnusableChat(NO_TARGET, f"{self._template.where}: gives {chat.name} no words of the assistant to train on")
+        if chat.weights:
+            own = np.array([chat.weights.get(owner, 1) for owner in rendered.owners if owner is not None], dtype=np.float32)[learned]
+            places = joined[:, 0].searchsorted(spans[learned, 0], side="right") - 1
+            weights = np.ones(len(joined), dtype=np.float32)
+            weights[places] = own
+            if (weights[places] != own).any():
+                return UnusableChat(
+                    UNUSABLE_WEIGHT, f"{self._template.where}: writes messages of {chat.name} with different weights as one"
+                )
+        return EncodedChat(ids, joined, weights)
 
     @cached_property
     def _is_guarded(self) -> Bools:

@@ -78,6 +78,7 @@ class Chat(NamedTuple):
         tools: JSON schemas of tools, or None.
         ignored: Numbers of messages whose words are not targets.
         last: Whether only words of the last message, which is the assistant's, are targets.
+        weights: Weights of messages other than 1, by their numbers.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -85,6 +86,7 @@ class Chat(NamedTuple):
     tools: Sequence[Any] | None = None
     ignored: Collection[int] = ()
     last: bool = False
+    weights: Mapping[int, float] = {}
 
 
 class RendererPool:

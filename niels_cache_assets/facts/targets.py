@@ -68,7 +68,7 @@ class ExampleTargets:
     def turns(self, tokens: Tokens, starts: Ints, *, first: int) -> Ints:
         """Return the number of turns of each example, (examples,): messages of users and the assistant, or spans."""
         if self._spans is not None:
-            owners, _, _ = self._spans.spans_of(first + np.arange(len(starts)))
+            owners, *_ = self._spans.spans_of(first + np.arange(len(starts)))
             return np.bincount(owners, minlength=len(starts))
         is_turn = (tokens == self._ids["usr"]) | (tokens == self._ids["asst"])
         return np.add.reduceat(is_turn, starts, dtype=np.int64)

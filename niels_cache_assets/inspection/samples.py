@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     import torch
 
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
+
+
+_TOKENS_AT_ONCE = 1 << 22
 
 
 def notable_numbers(ends: Offsets, meta: Meta) -> dict[int, str]:
@@ -173,6 +176,29 @@ def windows(
         tokens = np.fromfile(folder / path, dtype, count=T, offset=offset * dtype.itemsize)
         title = f"{split} window {number} of {count}, {format_count(len(tokens), 'token')}"
         yield DisplayedSample(title=title, tokens=tokens, is_target=np.zeros(len(tokens), dtype=np.bool_))
+
+
+def repetitive(directory: Path, split: Split, *, count: int, length: int, rule: tuple[int, int]) -> tuple[str, Iterable[DisplayedSample]]:
+    """Return how many windows `mask_repetitive=rule` of TokenLoader masks, in words, and the first of them. All windows are read.
+
+    Args:
+        directory: The folder of the cache.
+        split: The split.
+        count: Number of windows to show.
+        length: Number of inputs of a window.
+        rule: The longest period, and the number of repetitions.
+    """
+    from niels_cache_runtime.loader.target_weights import repetitive_rows  # torch
+    from niels_cache_runtime.loader.windows import PretrainWindows
+
+    windows = PretrainWindows(str(directory / split), T=length)
+    at_once = max(1, _TOKENS_AT_ONCE // length)
+    blocks = (np.arange(first, min(first + at_once, windows.samples)) for first in range(0, windows.samples, at_once))
+    found = np.concatenate([block[repetitive_rows(windows.read(block, epoch=0, boundaries=False), *rule)] for block in blocks])
+    blank = np.zeros(length + 1, dtype=np.bool_)
+    rows = zip(found.tolist(), windows.read(found[:count], epoch=0, boundaries=False).tokens, strict=False)
+    shown = [DisplayedSample(title=f"{split} window {number:,}", tokens=row, is_target=blank) for number, row in rows]
+    return f"{len(found):,} of {windows.samples:,} windows of T={length:,} repeat up to {rule[0]} tokens {rule[1]} times", shown
 
 
 def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: TextTokenizer | None) -> Iterator[DisplayedSample]:

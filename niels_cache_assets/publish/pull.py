@@ -36,15 +36,17 @@ from niels_cache_runtime.format.layout import (
     META_NAME,
     SPLITS,
     TARGETS_DTYPE,
+    WEIGHTS_DTYPE,
     Split,
     dataset_dir,
     doc_ends_name,
     documents_folder,
     documents_name,
     examples_name,
-    has_spans,
     idx_name,
+    span_names,
     target_ends_name,
+    target_weights_name,
     targets_name,
     tokenizer_dir,
     tokens_name,
@@ -230,7 +232,7 @@ def only_split(meta: Meta, split: Split) -> tuple[Meta, dict[str, bytes]]:
     """
     (other,) = (each for each in SPLITS if each != split)
     files = {path: entry for path, entry in meta["files"].items() if not _is_of(path, other)}
-    empty = _empty_files(other, with_spans=has_spans(meta)) if meta["kind"] == "sft" else {}
+    empty = _empty_files(other, span_names(meta, other)) if meta["kind"] == "sft" else {}
     files |= {path: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for path, content in empty.items()}
     found = {key: value for key, value in meta.items() if key not in ("meta_sha256", "overlap")}
     found |= {"files": files, "content_sha256": content_sha256(files), "fingerprint": None}
@@ -244,14 +246,13 @@ def only_split(meta: Meta, split: Split) -> tuple[Meta, dict[str, bytes]]:
 
 
 def _is_of(path: str, split: Split) -> bool:
-    names = (name(split) for name in (doc_ends_name, documents_name, tokens_name, idx_name, targets_name, target_ends_name, examples_name))
-    return path in names or path.startswith((f"{split}/", f"{documents_folder(split)}/"))
+    of_split = (doc_ends_name, documents_name, tokens_name, idx_name, targets_name, target_ends_name, target_weights_name, examples_name)
+    return path in (name(split) for name in of_split) or path.startswith((f"{split}/", f"{documents_folder(split)}/"))
 
 
-def _empty_files(split: Split, *, with_spans: bool) -> dict[str, bytes]:
-    arrays = {idx_name(split): np.empty(0, IDX_DTYPE)}
-    if with_spans:
-        arrays |= {targets_name(split): np.empty((0, 2), TARGETS_DTYPE), target_ends_name(split): np.empty(0, TARGETS_DTYPE)}
+def _empty_files(split: Split, spans: list[str]) -> dict[str, bytes]:
+    of_spans = (np.empty((0, 2), TARGETS_DTYPE), np.empty(0, TARGETS_DTYPE), np.empty(0, WEIGHTS_DTYPE))
+    arrays: dict[str, Any] = {idx_name(split): np.empty(0, IDX_DTYPE), **dict(zip(spans, of_spans, strict=False))}
     files = {tokens_name(split): b""}
     for name, array in arrays.items():
         content = io.BytesIO()

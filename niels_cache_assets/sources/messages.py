@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from niels_cache_assets.base.documents import Message
+from niels_cache_runtime.cache.checks import is_target_weight
 from niels_cache_runtime.format.meta import unique_keys
 
 _ROLES = {"human": "user", "gpt": "assistant"}  # the role names of ShareGPT
@@ -211,6 +212,7 @@ def _is_valid_call(call: Any) -> bool:
 WEIGHT_PROBLEMS = ("unusable_weight", "contradictory_weights", "weight_of_other_role")
 
 _MASKING = "masked"  # torchtune's key; true means that the message is not trained on
+_WITH_NUMBERS = ("weight", "loss_scale")  # any weight, not only 0 and 1
 WEIGHT_KEYS = frozenset({"weight", "train", "training", "trainable", "loss", "loss_mask", "loss_scale", "train_detail", _MASKING})
 
 
@@ -219,8 +221,14 @@ def masked_messages(messages: Sequence[AnyMessage], *, first: int = 0) -> frozen
     return frozenset(
         number
         for number, message in enumerate(messages)
-        if number >= first and message.get("role") == "assistant" and False in _marks(message).values()
+        if number >= first and message.get("role") == "assistant" and 0 in _marks(message).values()
     )
+
+
+def message_weights(messages: Sequence[AnyMessage]) -> dict[int, float]:
+    """Return the weights of the assistant messages with a weight other than 0 and 1, by their indices."""
+    found = {number: {*_marks(message).values()} - {0, 1} for number, message in enumerate(messages) if message.get("role") == "assistant"}
+    return {number: weight for number, weights in found.items() for weight in weights if weight is not None}
 
 
 def without_weights(message: AnyMessage) -> AnyMessage:
@@ -242,15 +250,15 @@ def masked_before(messages: Sequence[Message], first: int) -> list[Message]:
     ]
 
 
-def _marks(message: AnyMessage) -> dict[str, bool | None]:
-    """Return for each weight key whether to train on the message, or None if its value is unclear. Keys that are null are left out."""
-    return {key: _is_trained_on(key, message[key]) for key in sorted(WEIGHT_KEYS & message.keys()) if message[key] is not None}
+def _marks(message: AnyMessage) -> dict[str, float | None]:
+    """Return the weight of the message for each weight key, or None if its value is unclear. Keys that are null are left out."""
+    return {key: _weight(key, message[key]) for key in sorted(WEIGHT_KEYS & message.keys()) if message[key] is not None}
 
 
-def _is_trained_on(key: str, value: Any) -> bool | None:
-    if not isinstance(value, int | float) or value not in (0, 1):
-        return None
-    return bool(value) != (key == _MASKING)
+def _weight(key: str, value: Any) -> float | None:
+    if isinstance(value, int | float) and value in (0, 1):
+        return float(bool(value) != (key == _MASKING))
+    return float(value) if key in _WITH_NUMBERS and is_target_weight(value) else None
 
 
 def weight_problem(messages: Iterable[AnyMessage]) -> tuple[str, str] | tuple[None, None]:
@@ -261,11 +269,13 @@ def weight_problem(messages: Iterable[AnyMessage]) -> tuple[str, str] | tuple[No
         marks = _marks(message)
         unclear = next((key for key, mark in marks.items() if mark is None), None)
         if unclear is not None:
-            return "unusable_weight", f"message {number} has {unclear} = {message[unclear]!r:.40}; only 0, 1, true and false can be used"
+            usable = "true, false and numbers from 0.000001 to 1000000" if unclear in _WITH_NUMBERS else "0, 1, true and false"
+            return "unusable_weight", f"message {number} has {unclear} = {message[unclear]!r:.40}; only {usable} can be used"
         given = ", ".join(f"{key} = {message[key]!r}" for key in marks)
-        if len({*marks.values()}) > 1:
+        weights = {*marks.values()}
+        if len(weights) > 1 and (0 in weights or len(weights - {1}) > 1):
             return "contradictory_weights", f"message {number} has {given}, which contradict each other"
-        if True in marks.values() and message.get("role") != "assistant":
+        if any(marks.values()) and message.get("role") != "assistant":
             return (
                 "weight_of_other_role",
                 f"message {number} has {given}, but only messages of the assistant are targets, and its role is not assistant",

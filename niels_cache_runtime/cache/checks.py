@@ -3,6 +3,7 @@
 import inspect
 import operator
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -68,6 +69,22 @@ def check_token_id(name: str, value: Any, *, dtype: np.dtype) -> int:
         NielsCacheError: For any other value. The message names the setting.
     """
     return check_whole(name, value, most=max_vocab_size(dtype) - 1)
+
+
+def is_target_weight(value: Any) -> bool:
+    """Return whether `value` can be the weight of a target: 0, or within limits in which products of weights stay above 0."""
+    return isinstance(value, Real) and not isinstance(value, bool) and (value == 0 or 1e-6 <= float(value) <= 1e6)
+
+
+def check_target_weight(name: str, value: Any) -> float:
+    """Return `value` as a float that can be the weight of a target.
+
+    Raises:
+        NielsCacheError: For any other value. The message names the setting.
+    """
+    if not is_target_weight(value):
+        raise NielsCacheError(f"{name}={value!r:.60}: must be 0 or a number from 0.000001 to 1000000")
+    return float(value)
 
 
 def check_has_window(folder: str, tokens: int, *, T: int) -> None:

@@ -29,8 +29,9 @@ from niels_cache_runtime.format.layout import (
     Tokens,
     has_pairs,
     has_spans,
+    has_target_weights,
     idx_name,
-    target_ends_name,
+    span_names,
     targets_name,
     token_dtype_of,
     tokenizer_dir,
@@ -152,7 +153,7 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify, pairs: bool) ->
     with_spans = _split_with_spans(meta, split, Path(tokens_path))
     tokens = MappedTokens([tokens_path], dtype=token_dtype_of(meta)).shards[0]
     if meta is not None and not is_foreign(meta):
-        beside = () if with_spans is None else (folder / targets_name(with_spans), folder / target_ends_name(with_spans))
+        beside = [] if with_spans is None else [folder / name for name in span_names(meta, with_spans)]
         paths = [*(Path(path) for path in (tokens_path, idx_path) if Path(path).parent == folder), *beside]
         names = {path.name for path in paths}
         listed = {path: entry for path, entry in listed_files(meta, folder).items() if path in names}
@@ -161,7 +162,11 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify, pairs: bool) ->
     if meta is not None and is_foreign(meta) and split is not None and Path(idx_path) == folder / idx_name(split):
         check_meta_count(meta, folder, f"{split}_examples", len(starts))
         check_meta_count(meta, folder, f"{split}_tokens", len(tokens))
-    spans = None if with_spans is None else map_targets(folder, with_spans, starts=starts, token_count=len(tokens))
+    spans = (
+        None
+        if with_spans is None
+        else map_targets(folder, with_spans, starts=starts, token_count=len(tokens), with_weights=has_target_weights(meta))
+    )
     if pairs and (spans is None or len(starts) % len(SIDES)):
         raise NielsCacheError(f"{idx_path}: has {len(starts)} entries, which are no pairs with targets; rebuild this data set")
     return OpenedExamples(meta, tokens, starts, spans)

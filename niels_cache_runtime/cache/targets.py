@@ -3,7 +3,9 @@
     train_targets.npy      [[3, 9], [14, 20], [25, 31], ...]     uint64: first token of a span, and the token after its last one
     train_target_ends.npy  [2, 3, ...]                           uint64: how many spans there are up to the end of each example
 
-Both files are mapped. A mask costs two reads for each example in it. Data sets that sentinels describe fully have no such files.
+    train_target_weights.npy  [1.0, 0.5, ...]                    float32: the weight of each span; only if some are not 1
+
+All files are mapped. A mask costs two reads for each example in it. Data sets that sentinels describe fully have no such files.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,19 @@ import numpy as np
 
 from niels_cache_runtime.cache.mmap import Offsets, map_offsets
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TARGETS_DTYPE, Bools, Ints, Split, Uints, target_ends_name, targets_name
+from niels_cache_runtime.format.layout import (
+    TARGETS_DTYPE,
+    WEIGHTS_DTYPE,
+    Array,
+    Bools,
+    Floats,
+    Ints,
+    Split,
+    Uints,
+    target_ends_name,
+    target_weights_name,
+    targets_name,
+)
 
 _BLOCK_EXAMPLES = 1 << 18
 
@@ -41,22 +55,23 @@ class TargetSpans:
     Args:
         bounds: (spans, 2) uint64, the first token of each span and the token after its last one.
         ends: (examples,) uint64, how many spans there are up to the end of each example.
+        weights: (spans,) float32, the weight of each span. None if all are 1.
     """
 
-    def __init__(self, bounds: Uints, ends: Uints) -> None:
-        self.bounds, self.ends = bounds, ends
+    def __init__(self, bounds: Uints, ends: Uints, weights: Floats | None = None) -> None:
+        self.bounds, self.ends, self.weights = bounds, ends, weights
 
     def __len__(self) -> int:
         return len(self.bounds)
 
-    def spans_of(self, examples: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return all spans of some examples, as three arrays (m,) int64. Tokens are counted from the start of the split.
+    def spans_of(self, examples: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return all spans of some examples, as four arrays (m,) int64. Tokens are counted from the start of the split.
 
         Args:
             examples: (S,) int64, the numbers of the examples.
 
         Returns:
-            For each span, the place of its example in `examples`, its first token, and the token after its last one.
+            For each span, the place of its example in `examples`, its first token, the token after its last one, and its number.
         """
         ends = self.ends[examples].astype(np.int64)
         firsts = np.where(examples > 0, self.ends[np.maximum(examples - 1, 0)].astype(np.int64), 0)
@@ -64,10 +79,14 @@ class TargetSpans:
         owners = np.repeat(np.arange(len(examples)), counts)
         rows = np.arange(int(counts.sum())) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         bounds = self.bounds[rows].astype(np.int64)
-        return owners, bounds[:, 0], bounds[:, 1]
+        return owners, bounds[:, 0], bounds[:, 1], rows
 
     def mask(self, size: int, parts: ExampleSlices, *, only_last: bool = False) -> Bools:
-        """Return which tokens are targets, (size,) bool.
+        """Return which tokens are targets, (size,) bool: those that `weigh` gives a weight."""
+        return self.weigh(size, parts, only_last=only_last) > 0
+
+    def weigh(self, size: int, parts: ExampleSlices, *, only_last: bool = False) -> Array:
+        """Return the weight of each token as a target, (size,): float32 if targets have weights, otherwise bool.
 
         The first token of a part is never a target, because no token comes before it. Tokens outside of all parts are not targets.
 
@@ -76,14 +95,16 @@ class TargetSpans:
             parts: The parts of examples, in the order of their places.
             only_last: Whether only the last span of each part counts, among those with a target in this part.
         """
-        owners, begins, ends = self._clipped(parts)
+        owners, begins, ends, numbers = self._clipped(parts)
         if only_last and len(owners):
             is_last = np.append(owners[1:] != owners[:-1], True)
-            owners, begins, ends = owners[is_last], begins[is_last], ends[is_last]
+            owners, begins, ends, numbers = owners[is_last], begins[is_last], ends[is_last], numbers[is_last]
         shift = (parts.places - parts.starts)[owners]
         edges = np.stack([begins + shift, ends + shift], axis=1).ravel()
         runs = np.diff(edges, prepend=0, append=size)  # by turns outside and inside of a span
-        return np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+        values: Array = np.zeros(len(runs), dtype=np.bool_ if self.weights is None else np.float32)
+        values[1::2] = True if self.weights is None else self.weights[numbers]
+        return np.repeat(values, runs)
 
     def have_targets(self, starts: Ints, lengths: Ints) -> Bools:
         """Return which parts have a target, (K,) bool.
@@ -96,29 +117,54 @@ class TargetSpans:
         for first in range(0, len(starts), _BLOCK_EXAMPLES):
             block = slice(first, first + _BLOCK_EXAMPLES)
             examples = np.arange(first, min(first + _BLOCK_EXAMPLES, len(starts)))
-            owners, _, _ = self._clipped(ExampleSlices(examples=examples, starts=starts[block], lengths=lengths[block], places=examples))
+            owners, *_ = self._clipped(ExampleSlices(examples=examples, starts=starts[block], lengths=lengths[block], places=examples))
             found[first + owners] = True
         return found
 
-    def _clipped(self, parts: ExampleSlices) -> tuple[Ints, Ints, Ints]:
+    def _clipped(self, parts: ExampleSlices) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the targets inside of the parts, in the form of `spans_of`. Spans without a target there are left out."""
-        owners, begins, ends = self.spans_of(parts.examples)
+        owners, begins, ends, numbers = self.spans_of(parts.examples)
         begins = np.maximum(begins, parts.starts[owners] + 1)
         ends = np.minimum(ends, (parts.starts + parts.lengths)[owners])
         kept = begins < ends
-        return owners[kept], begins[kept], ends[kept]
+        return owners[kept], begins[kept], ends[kept], numbers[kept]
 
 
-def map_targets(folder: Path, split: Split, *, starts: Ints, token_count: int) -> TargetSpans:
-    """Map the spans of a split with these example starts. This reads both files once.
+def map_targets(folder: Path, split: Split, *, starts: Ints, token_count: int, with_weights: bool = False) -> TargetSpans:
+    """Map the spans of a split with these example starts. This reads all files once.
+
+    Args:
+        folder: The folder of the data set.
+        split: The split.
+        starts: (examples,) int64, where each example begins.
+        token_count: The number of tokens of the split.
+        with_weights: Whether the split has weights.
 
     Raises:
         NielsCacheError: If a file is missing or malformed, or if spans are not in order, touch each other or leave their example.
+        NielsCacheError: If there is not one valid weight for each span.
     """
     path, ends_path = folder / targets_name(split), folder / target_ends_name(split)
     bounds, ends = map_offsets(path, TARGETS_DTYPE, row=(2,)), map_offsets(ends_path, TARGETS_DTYPE)
     check_targets(path, ends_path, bounds, ends, starts, token_count=token_count)
-    return TargetSpans(bounds, ends)
+    if not with_weights:
+        return TargetSpans(bounds, ends)
+    weights_path = folder / target_weights_name(split)
+    weights = map_offsets(weights_path, WEIGHTS_DTYPE)
+    check_weights(weights_path, weights, spans=len(bounds))
+    return TargetSpans(bounds, ends, weights)
+
+
+def check_weights(path: Path, weights: Offsets, *, spans: int) -> None:
+    """Raise NielsCacheError unless there is one valid weight above 0 for each span."""
+    if len(weights) != spans:
+        raise NielsCacheError(f"{path}: has {len(weights)} weights for {spans} spans; rebuild this data set")
+    for first in range(0, spans, _BLOCK_EXAMPLES):
+        block = weights[first : first + _BLOCK_EXAMPLES]
+        is_valid = (block > 0) & (block < np.inf)
+        if not is_valid.all():
+            number = int(np.argmin(is_valid))
+            raise NielsCacheError(f"{path}: weight {first + number} is {block[number]}; rebuild this data set")
 
 
 def check_targets(path: Path, ends_path: Path, bounds: Offsets, ends: Offsets, starts: Offsets, *, token_count: int) -> None:

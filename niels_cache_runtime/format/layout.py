@@ -26,6 +26,7 @@ Uint32s = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
 Uints = NDArray[np.uint64]  # offsets, as files hold them
 Bools = NDArray[np.bool_]
+Floats = NDArray[np.float32]
 Array = NDArray[Any]
 
 SCHEMA_VERSION = 1
@@ -42,6 +43,7 @@ TOKEN_DTYPE_NAME = "uint16-le"
 DOC_ENDS_DTYPE = np.dtype("<u8")
 IDX_DTYPE = np.dtype("<i8")
 TARGETS_DTYPE = np.dtype("<u8")
+WEIGHTS_DTYPE = np.dtype("<f4")
 MAX_VOCAB_SIZE = 1 << 31  # of uint32 tokens, so that every id fits the int32 of Megatron's format
 IGNORE_INDEX = -100  # the default ignore_index of torch.nn.functional.cross_entropy
 
@@ -92,12 +94,17 @@ def token_dtype_of(meta: Mapping[str, Any] | None) -> np.dtype:
 
 def forms_of(meta: Mapping[str, Any]) -> list[str]:
     """Return the names of the `CACHE_FORMS` that a cache with this meta.json has, sorted. They are the value of its key `forms`."""
-    return [form for form, has in CACHE_FORMS.items() if has(meta)]
+    return sorted(form for form, has in CACHE_FORMS.items() if has(meta))
 
 
 def has_spans(meta: Mapping[str, Any] | None) -> bool:
     """Return whether the targets of a cache with this meta.json are spans of tokens, in the files of `targets_name`."""
     return meta is not None and meta.get("kind") == "sft" and "targets" in meta
+
+
+def has_target_weights(meta: Mapping[str, Any] | None) -> bool:
+    """Return whether targets of a cache with this meta.json have weights other than 0 and 1, in the files of `target_weights_name`."""
+    return meta is not None and meta.get("kind") == "sft" and target_weights_name("train") in meta.get("files", ())
 
 
 def has_pairs(meta: Mapping[str, Any] | None) -> bool:
@@ -106,11 +113,13 @@ def has_pairs(meta: Mapping[str, Any] | None) -> bool:
 
 
 # What a reader must know to read a cache, beyond uint16 tokens in full shards and targets that sentinels mark. Without it, a reader would
-# misread the tokens, find no targets, learn rejected answers, or find the short shards of parts damaged. So it refuses an unknown form.
+# misread the tokens, find no targets, learn rejected answers, leave out weights, or find the short shards of parts damaged. So it refuses
+# an unknown form.
 CACHE_FORMS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "pairs": has_pairs,
     "parts": lambda meta: meta.get("kind") == "pretrain" and "parts" in meta,  # the last shard of each part may be short
     "spans": has_spans,
+    "target_weights": has_target_weights,
     "uint32": lambda meta: meta.get("token_dtype") == "uint32-le",
 }
 
@@ -203,6 +212,18 @@ def target_ends_name(split: Split) -> str:
     return f"{split}_target_ends.npy"
 
 
+def target_weights_name(split: Split) -> str:
+    """Return the name of the float32 .npy file, (spans,), that holds the weight of each target."""
+    return f"{split}_target_weights.npy"
+
+
+def span_names(meta: Mapping[str, Any] | None, split: Split) -> list[str]:
+    """Return the names of the files of targets that the split of an SFT cache with this meta.json has."""
+    if not has_spans(meta):
+        return []
+    return [targets_name(split), target_ends_name(split), *([target_weights_name(split)] if has_target_weights(meta) else [])]
+
+
 def examples_name(split: Split) -> str:
     """Return the name of the Parquet file that has ordinal, source_id, file, row and tokens of every SFT example of the split."""
     return f"{split}_examples.parquet"
@@ -221,7 +242,7 @@ def is_cache_file(path: str) -> bool:
         return is_shard_name(name)
     if folder:
         return folder in map(documents_folder, SPLITS) and name.endswith(".parquet") and not name.startswith(".")
-    names = (doc_ends_name, documents_name, tokens_name, idx_name, targets_name, target_ends_name, examples_name)
+    names = (doc_ends_name, documents_name, tokens_name, idx_name, targets_name, target_ends_name, target_weights_name, examples_name)
     return name == CHAT_TEMPLATE_NAME or name in {name_of(split) for name_of in names for split in SPLITS}
 
 

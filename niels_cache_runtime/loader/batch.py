@@ -5,7 +5,7 @@ Tokens are read source by source, put into one array of the widest dtype among t
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -17,9 +17,11 @@ from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 from niels_cache_runtime.format.layout import IGNORE_INDEX, TOKEN_DTYPE, Array, Ints
 from niels_cache_runtime.loader.documents import cross_document_targets, cu_seqlens, document_ids, max_seqlen, position_ids
 from niels_cache_runtime.loader.run_order import SampleLocations
-from niels_cache_runtime.loader.source import DocumentStarts, SampleRows, SampleSource
+from niels_cache_runtime.loader.source import DocumentStarts, Heads, SampleRows, SampleSource
+from niels_cache_runtime.loader.target_weights import TargetWeights
 
-FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids")
+FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids", "weights")
+_WITHOUT_DOCUMENTS = {"dataset_ids", "weights"}  # the fields that do not need the boundaries of documents
 
 
 class TensorFields:
@@ -103,7 +105,7 @@ class Batch(TensorFields):
     Attributes:
         x: The inputs, (B, T) int64, contiguous.
         y: The targets, (B, T) int64, contiguous: `y[:, :-1] == x[:, 1:]`.
-        y_masked: (B, T) int64, `y` with -100 at targets to ignore. Present for SFT, and with `mask_cross_document_targets`.
+        y_masked: (B, T) int64, `y` with -100 at targets to ignore. Present for SFT, with weights, and with a mask.
         document_ids: (B, T) int32, the number of each input's document: 0, 1, 2, ... from the first document of the row. Padding counts as
             a document.
         position_ids: (B, T) int32, the position of each input in its document. If the document began before the row, positions count from
@@ -112,6 +114,7 @@ class Batch(TensorFields):
             varlen functions take `cu_seqlens` and `max_seqlen` in this form.
         max_seqlen: The number of tokens of the longest document in the batch. It comes with `cu_seqlens`.
         dataset_ids: (B,) int64, the index of each row's source in the loader's `names`.
+        weights: (B, T) float32, the weight of each target in the loss. It is 0 exactly where `y_masked` is -100.
     """
 
     x: torch.Tensor
@@ -122,6 +125,7 @@ class Batch(TensorFields):
     cu_seqlens: torch.Tensor | None = None
     max_seqlen: int | None = None
     dataset_ids: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         yield self.x
@@ -146,10 +150,26 @@ class Batch(TensorFields):
 
 
 class BatchMaker:
-    """A maker of batches: it reads samples from sources and puts their tokens onto a device."""
+    """A maker of batches: it reads samples from sources and puts their tokens onto a device.
+
+    Args:
+        sources: The sources.
+        T: Tokens per row.
+        device: The device.
+        fields: The optional fields to make.
+        mask_cross_document_targets: Whether to mask the first target of each document.
+        weights: The weights of targets, or None if all that are not masked have weight 1.
+    """
 
     def __init__(
-        self, sources: Sequence[SampleSource], *, T: int, device: torch.device, fields: Sequence[str], mask_cross_document_targets: bool
+        self,
+        sources: Sequence[SampleSource],
+        *,
+        T: int,
+        device: torch.device,
+        fields: Sequence[str],
+        mask_cross_document_targets: bool,
+        weights: TargetWeights | None = None,
     ) -> None:
         self._sources = sources
         self._T = T
@@ -157,7 +177,9 @@ class BatchMaker:
         self._packs = any(source.packs for source in sources)
         self._fields = frozenset(fields) | ({"document_ids", "position_ids", "cu_seqlens"} if self._packs else set())
         self._mask_cross = mask_cross_document_targets
-        self._boundaries = mask_cross_document_targets or bool(self._fields - {"dataset_ids"})
+        self.weights = weights
+        of_weights = weights is not None and weights.needs_documents
+        self._boundaries = mask_cross_document_targets or of_weights or bool(self._fields - _WITHOUT_DOCUMENTS)
         self._pairs = InputTargetMaker(device)
 
     def check_boundaries(self) -> None:
@@ -181,13 +203,21 @@ class BatchMaker:
         if boundaries is not None:
             optional |= self._document_fields(boundaries, n)
         targets = rows.targets
-        if rows.ignored is not None:  # first tokens of documents are among them
+        if rows.ignored is not None and self.weights is not None:
+            targets = np.ones((n, self._T), dtype=np.bool_)
+            targets.reshape(-1)[rows.ignored] = False
+        elif rows.ignored is not None:  # first tokens of documents are among them
             optional["y_masked"] = self._pairs.ignoring(y, rows.ignored)
         elif self._mask_cross and boundaries is not None:
             within = ~cross_document_targets(boundaries, rows=n, T=self._T)
             targets = within if targets is None else targets & within
         elif targets is None and self._packs:  # only pretrain rows are here, but some sources are packed: all targets count
             targets = np.ones((n, self._T), dtype=np.bool_)
+        if self.weights is not None:
+            weights = self.weights.weigh(rows, targets, located.sources)
+            targets = weights > 0
+            if "weights" in self._fields:
+                optional["weights"] = self._send(weights)
         if targets is not None:
             if self._device.type == "cpu":  # numpy on the calling thread: see cache/gather.py
                 optional["y_masked"] = torch.from_numpy(np.where(targets, y.numpy(), IGNORE_INDEX))
@@ -197,7 +227,7 @@ class BatchMaker:
 
     def _document_fields(self, boundaries: DocumentStarts, n: int) -> dict[str, Any]:
         tensors: dict[str, Any] = {}
-        if not self._fields - {"dataset_ids"}:
+        if not self._fields - _WITHOUT_DOCUMENTS:
             return tensors
         cu = cu_seqlens(boundaries, rows=n, T=self._T)
         for name, make in (("document_ids", document_ids), ("position_ids", position_ids)):
@@ -217,27 +247,34 @@ class BatchMaker:
             source, epoch = located.same
             return self._sources[source].read(located.numbers, epoch=epoch, boundaries=self._boundaries)
         n, groups = len(located), list(located.groups())
-        targets = np.ones((n, self._T), dtype=np.bool_) if self._packs else None
-        continues = np.zeros(n, dtype=np.bool_)
-        starts: list[tuple[Ints, Ints]] = []
         parts = [
-            self._sources[source].read(located.numbers[places], epoch=epoch, boundaries=self._boundaries)
+            (places, self._sources[source].read(located.numbers[places], epoch=epoch, boundaries=self._boundaries))
             for source, epoch, places in groups
         ]
-        tokens = np.empty((n, self._T + 1), dtype=np.result_type(TOKEN_DTYPE, *(rows.tokens.dtype for rows in parts)))
-        for (_, _, places), rows in zip(groups, parts, strict=True):
+        tokens = np.empty((n, self._T + 1), dtype=np.result_type(TOKEN_DTYPE, *(rows.tokens.dtype for _, rows in parts)))
+        targets = np.ones((n, self._T), dtype=np.bool_) if self._packs else None
+        weights = np.ones((n, self._T), dtype=np.float32) if any(rows.weights is not None for _, rows in parts) else None
+        filled = np.full(n, self._T + 1) if self._packs else None
+        continues = np.zeros(n, dtype=np.bool_)
+        starts: list[tuple[Ints, Ints]] = []
+        heads: list[Heads] = []
+        for places, rows in parts:
             tokens[places] = rows.tokens
-            if targets is not None and rows.targets is not None:
-                targets[places] = rows.targets
+            for of_all, own in ((targets, rows.targets), (weights, rows.weights), (filled, rows.filled)):
+                if of_all is not None and own is not None:
+                    of_all[places] = own
             if targets is not None and rows.ignored is not None:
                 row, column = np.divmod(rows.ignored, self._T)
                 targets[places[row], column] = False
             if rows.boundaries is not None:
                 continues[places] = rows.boundaries.continues
                 starts.append((places[rows.boundaries.rows], rows.boundaries.columns))
-        if not self._boundaries:
-            return SampleRows(tokens=tokens, targets=targets)
-        row, column = (np.concatenate(parts) for parts in zip(*starts, strict=True))
-        order = np.lexsort((column, row))
-        boundaries = DocumentStarts(rows=row[order], columns=column[order], continues=continues)
-        return SampleRows(tokens=tokens, boundaries=boundaries, targets=targets)
+            if rows.heads is not None:
+                heads.append(replace(rows.heads, rows=places[rows.heads.rows]))
+        boundaries = None
+        if self._boundaries:
+            row, column = (np.concatenate(each) for each in zip(*starts, strict=True))
+            order = np.lexsort((column, row))
+            boundaries = DocumentStarts(rows=row[order], columns=column[order], continues=continues)
+        joined = Heads(**{name: np.concatenate([getattr(each, name) for each in heads]) for name in vars(heads[0])}) if heads else None
+        return SampleRows(tokens=tokens, boundaries=boundaries, targets=targets, filled=filled, heads=joined, weights=weights)

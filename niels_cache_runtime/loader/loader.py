@@ -118,7 +118,8 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         rank: The number of this process, 0 to world_size - 1.
         world_size: The number of processes that the global batch of B * world_size rows is divided among.
         device: The device of batches. Tokens travel to CUDA in the width of the shards, two or four bytes each, and are widened there.
-        fields: Any of "document_ids", "position_ids", "cu_seqlens" and "dataset_ids"; see Batch. SFT batches always have the first three.
+        fields: Any of "document_ids", "position_ids", "cu_seqlens", "dataset_ids" and "weights"; see Batch. SFT batches always have the
+            first three.
         sft: How to read SFT data sets, such as `SFT(loss_on="all", overflow="drop")`.
         order: "split" shuffles the windows of the whole split. `Blocks(shards=64, lanes=1)` shuffles those of a few shards at a time.
         remote: The local copy for sources that are addresses, such as `Copy(dir="/local/tokens", limit=200e9)`. Pretrain splits then need
@@ -131,6 +132,11 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         mask_cross_document_targets: Whether `y_masked` hides every target that belongs to a different document than its input.
         packing: With "best_fit" or `BestFit(...)`, rows of pretrain splits hold whole documents instead of windows of the stream. Documents
             of more than T+1 tokens are cut into as few pieces as possible. Batches have the fields that SFT batches have.
+        loss_weights: The weights of the targets of sources, such as `{"code": 0.5}`: 0, or 0.000001 to 1000000. The others have weight 1.
+        goldfish: (k, h): leave out about one target in k, chosen by the h tokens before it in its document. So the same token after the
+            same tokens is left out in every row, epoch and run, with any seed, T and number of ranks.
+        mask_repetitive: (period, times): give weight 0 to each row that repeats the same 1 to `period` tokens `times` times or more in
+            succession. OLMo-core uses (13, 32).
         prefetch: The number of batches that a thread prepares ahead. None means 1 for CUDA and 0 otherwise. DataLoader workers do not use
             it.
         verify: "size" compares file sizes with meta.json. "sha256" also reads every file of these splits once and compares its content.
@@ -167,6 +173,9 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         on_exhausted: Literal["stop", "raise"] = "stop",
         mask_cross_document_targets: bool = False,
         packing: Literal["best_fit"] | BestFit | None = None,
+        loss_weights: Mapping[str, float] | None = None,
+        goldfish: tuple[int, int] | None = None,
+        mask_repetitive: tuple[int, int] | None = None,
         prefetch: int | None = None,
         verify: Verify = "size",
     ) -> None:
@@ -325,8 +334,8 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
     def load_state_dict(self, state: State, *, allow_changed: Collection[str] = (), grown: bool = False) -> None:
         """Continue where `state` was saved: the next batches are those of an uninterrupted run.
 
-        B, world_size, machines, rank, device, fields and the folders of the caches may differ from the saved run. Weights may differ from
-        the saved position on.
+        B, world_size, machines, rank, device, fields, the folders of the caches, and the weights and masks of targets may differ from the
+        saved run. The weights of a blend may differ from the saved position on.
 
         Args:
             state: A state of `state_dict`.
@@ -422,14 +431,15 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             steps: The number of steps, at least 1.
 
         Returns:
-            The report. No token is read.
+            The report. No token is read. What `goldfish` and `mask_repetitive` mask is counted as batches are made, in this process.
 
         Raises:
             NielsCacheError: If `steps` is not a positive whole number.
         """
         first = self.samples
         last = first + check_positive("steps", steps) * self.B * self.world_size
-        return make_report(self._sources, self._run_order, first=first, last=last, settings=self._settings)
+        weights = self._maker.weights
+        return make_report(self._sources, self._run_order, first=first, last=last, settings=self._settings, target_weights=weights)
 
     def block_visits(self) -> Iterator[BlockVisit]:
         """Yield the blocks that this rank's machine reads from the loader's position on, in the order in which it first needs them.

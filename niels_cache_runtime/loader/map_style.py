@@ -14,7 +14,7 @@ from niels_cache_runtime.loader.preference.batch import PreferenceBatch
 from niels_cache_runtime.loader.run_order import RunOrder
 
 Sample = dict[str, Any]
-_BY_ROW = ("x", "y", "y_masked", "document_ids", "position_ids", "dataset_ids")
+_BY_ROW = ("x", "y", "y_masked", "document_ids", "position_ids", "dataset_ids", "weights")
 
 
 class SampleDataset(Dataset[Sample]):

@@ -14,6 +14,7 @@ from niels_cache_runtime.loader.packing.rows import PackedExamples, PackingRepor
 from niels_cache_runtime.loader.run_order import RunOrder
 from niels_cache_runtime.loader.settings import LoaderSettings
 from niels_cache_runtime.loader.source import NamedSources
+from niels_cache_runtime.loader.target_weights import MaskReport, TargetWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class SourceShare:
         repetitions: How often the sample that is read most often is read again after the first time. In the first epoch after a cache has
             grown, this counts as if an old sample had been read already.
         details: How full the rows are, for packed rows. Otherwise None.
+        masked: What `goldfish` and `mask_repetitive` have masked so far. None without them.
     """
 
     name: str
@@ -43,6 +45,7 @@ class SourceShare:
     epochs: float
     repetitions: int
     details: PackingReport | PlanTotals | None = None
+    masked: MaskReport | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,8 @@ class MixtureReport:
             f"{source.epochs:>9.3f} {source.repetitions:>8,}"
             for source in self.sources
         ]
-        lines += [f"{source.name}: {source.details}" for source in self.sources if source.details is not None]
+        details = ((source.name, each) for source in self.sources for each in (source.details, source.masked))
+        lines += [f"{name}: {each}" for name, each in details if each is not None]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -81,7 +85,9 @@ class MixtureReport:
         return as_html(title, (line.rsplit(maxsplit=6) for line in lines[:end]), code="\n".join(lines[end:]))
 
 
-def make_report(sources: NamedSources, run_order: RunOrder, *, first: int, last: int, settings: LoaderSettings) -> MixtureReport:
+def make_report(
+    sources: NamedSources, run_order: RunOrder, *, first: int, last: int, settings: LoaderSettings, target_weights: TargetWeights | None
+) -> MixtureReport:
     """Return the report of the samples `first` to `last` - 1 of a run."""
     before, after = run_order.blend.counts(first).tolist(), run_order.blend.counts(last).tolist()
     taken = [end - begin for begin, end in zip(before, after, strict=True)]
@@ -107,6 +113,7 @@ def make_report(sources: NamedSources, run_order: RunOrder, *, first: int, last:
             epochs=float(read),
             repetitions=max(0, ceil(read) - 1),
             details=source.report() if isinstance(source, PackedExamples | PackedDocuments) else None,
+            masked=None if target_weights is None else target_weights.report(name),
         )
         for (name, source), count, amount, read in zip(sources.items(), taken, amounts, run_order.epochs_read(last), strict=True)
     ]

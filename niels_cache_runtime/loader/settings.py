@@ -7,12 +7,20 @@ import dataclasses
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from niels_cache_runtime.cache.checks import NamesArguments, as_int, check_choice, check_positive, check_whole
+from niels_cache_runtime.cache.checks import (
+    NamesArguments,
+    as_int,
+    check_choice,
+    check_positive,
+    check_target_weight,
+    check_whole,
+)
 from niels_cache_runtime.cache.opening import Verify, open_meta, short_sha256
 from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 from niels_cache_runtime.format.layout import FAMILIES, SPLITS, Split, built_names, has_pairs, shard_name, tokens_name
@@ -35,6 +43,8 @@ _SAMPLE_SETTINGS = ("T", "seed", "shuffle", "stride")
 _PACKINGS = ("best_fit",)
 _MAX_PACKED = 1 << 20  # so that the number of a piece in its row has 20 bits
 _RUN_SETTINGS = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
+WEIGHT_SETTINGS = ("loss_weights", "goldfish", "mask_repetitive")  # in a state only if they are set
+_MOST_TOKENS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +138,9 @@ class LoaderSettings:
     drop_last: bool
     mask_cross_document_targets: bool
     packing: BestFit | None
+    loss_weights: dict[str, float] | None = None
+    goldfish: list[int] | None = None
+    mask_repetitive: list[int] | None = None
     pairs: bool = False
 
     @classmethod
@@ -170,7 +183,22 @@ class LoaderSettings:
             raise NielsCacheError(f"sft={given['sft']!r:.60}: must be SFT(...), such as SFT(loss_on='all')")
         given["order"] = _checked_order(given["order"], given["world_size"])
         given["packing"] = _checked_packing(given["packing"], T=given["T"], stride=given["stride"])
+        given["loss_weights"] = _checked_loss_weights(names, given["loss_weights"])
+        for name, least in (("goldfish", (2, 1)), ("mask_repetitive", (1, 2))):
+            given[name] = _checked_mask(name, given[name], least)
+        if given["packing"] and (given["goldfish"] or given["mask_repetitive"]):
+            raise NielsCacheError("packing: goldfish and mask_repetitive are for windows and SFT rows; leave packing or these out")
         return cls(**given | {"weights": _schedule(names, given["weights"])})
+
+    @property
+    def head(self) -> int:
+        """The number of tokens before a row that decide which of its targets count."""
+        return self.goldfish[1] - 1 if self.goldfish else 0
+
+    @property
+    def weighs(self) -> bool:
+        """Whether targets have weights, or masks that depend on the tokens."""
+        return "weights" in self.fields or any(getattr(self, name) is not None for name in WEIGHT_SETTINGS)
 
     @property
     def lanes(self) -> int:
@@ -195,10 +223,11 @@ class LoaderSettings:
     def state_settings(self) -> dict[str, Any]:
         """Return the entries of a state, from which `saved_arguments` builds an equal loader. They are JSON-able.
 
-        The order is included only if it is in blocks, and the kind only for preference pairs.
+        The order is included only if it is in blocks, the kind only for preference pairs, and settings of weights only if they are set.
         """
         of_samples = {name: value for name, value in self.sample_settings().items() if (name, value) != ("order", "split")}
-        return of_samples | {name: getattr(self, name) for name in _RUN_SETTINGS} | {"fields": list(self.fields)}
+        of_weights = {name: copy(value) for name in WEIGHT_SETTINGS if (value := getattr(self, name)) is not None}
+        return of_samples | {name: getattr(self, name) for name in _RUN_SETTINGS} | {"fields": list(self.fields)} | of_weights
 
 
 def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dict[str, Any]:
@@ -212,8 +241,8 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
         NielsCacheError: For missing or unknown keys, and for a value that no loader has saved.
     """
     of_blocks, of_pairs = _entries_of(Blocks()) if "order" in settings else {}, ("kind", "packing") if "kind" in settings else ()
-    of_packing = {"document_packing"} & settings.keys()
-    expected = {*_SAMPLE_SETTINGS, *_SFT_SETTINGS, *_RUN_SETTINGS, *of_blocks, *of_pairs, *of_packing}
+    optional = {"document_packing", *WEIGHT_SETTINGS} & settings.keys()
+    expected = {*_SAMPLE_SETTINGS, *_SFT_SETTINGS, *_RUN_SETTINGS, *of_blocks, *of_pairs, *optional}
     if set(settings) != expected:
         other = sorted(set(settings) ^ expected)[0]
         raise NielsCacheError(f"state: its settings have {'an unknown' if other in settings else 'no'} {other!r:.40}; it was cut or edited")
@@ -223,6 +252,7 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
     if (settings["epochs"] is None) != (settings["on_exhausted"] == "restart"):
         raise NielsCacheError(f"state: epochs={settings['epochs']!r:.40} and {settings['on_exhausted']!r:.40} contradict; it was edited")
     given = {name: settings[name] for name in (*_SAMPLE_SETTINGS, *_RUN_SETTINGS)}
+    given |= {name: settings[name] for name in WEIGHT_SETTINGS if name in settings}
     if given["on_exhausted"] == "restart":
         del given["on_exhausted"]
     given["sft"] = SFT(**{name: settings[name] for name in (*_SFT_SETTINGS, "packing") if name in settings})
@@ -264,6 +294,26 @@ def document_packing(settings: LoaderSettings, packing: BestFit) -> DocumentPack
     """Return how a source packs its documents."""
     files = settings.order.shards if settings.order else None
     return DocumentPacking(seed=settings.seed if settings.shuffle else None, block_files=files, plans=packing.plans)
+
+
+def _checked_loss_weights(names: Collection[str], given: Any) -> dict[str, float] | None:
+    """Return the weights as Python's own floats, which are JSON-able, or None if all are 1."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise NielsCacheError(f"loss_weights={given!r:.60}: must be {{name: weight}}, for example {dict.fromkeys(names, 1.0)}")
+    for name in given:
+        check_choice("loss_weights", name, list(names))
+    return {name: check_target_weight(f"loss_weights: {name}", weight) for name, weight in given.items()}
+
+
+def _checked_mask(name: str, given: Any, least: tuple[int, int]) -> list[int] | None:
+    """Return the two numbers of a mask as a list, which is JSON-able."""
+    if given is None:
+        return None
+    if not isinstance(given, Sequence) or len(given) != 2:
+        raise NielsCacheError(f"{name}={given!r:.60}: must be two whole numbers, of at least {least[0]} and {least[1]}")
+    return [check_whole(name, value, least=each, most=_MOST_TOKENS) for value, each in zip(given, least, strict=True)]
 
 
 def _check_bool(name: str, value: Any) -> bool:
@@ -401,13 +451,13 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
         os.stat(path.parent / f"{path.name}_tokens.bin")
     except (FileNotFoundError, NotADirectoryError):
         if settings.packing is None:
-            return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify)
+            return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify, head=settings.head)
         return PackedDocuments(folder, T=settings.T, packing=document_packing(settings, settings.packing), verify=verify)
     except (OSError, ValueError) as error:  # no permission, or an invalid name
         raise NielsCacheError(f"{folder!r:.200}: cannot be opened: {error}; give the folder of a split") from error
     sft = settings.sft
     of_rows: dict[str, Any] = {"T": settings.T, "seed": settings.seed, "loss_on": sft.loss_on, "overflow": sft.overflow}
-    of_rows |= {"shuffle": settings.shuffle, "verify": verify}
+    of_rows |= {"shuffle": settings.shuffle, "verify": verify, "head": settings.head}
     has_pairs_here = has_pairs(open_meta(path.parent, verify=verify))
     return PackedPairs(folder, pack=sft.packing, **of_rows) if has_pairs_here else PackedExamples(folder, **of_rows)
 

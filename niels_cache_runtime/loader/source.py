@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from niels_cache_runtime.format.layout import Bools, Ints, Tokens
+from niels_cache_runtime.format.layout import Bools, Floats, Ints, Tokens
 from niels_cache_runtime.format.meta import Meta
 
 
@@ -34,6 +34,23 @@ class DocumentStarts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Heads:
+    """The tokens before those parts of documents in rows whose document began earlier, in the same document.
+
+    Attributes:
+        rows: (S,) int64, the row of each part.
+        columns: (S,) int64, the column where it begins.
+        tokens: (S, H), the tokens before it, the nearest one last. What lies before the document has any value.
+        lengths: (S,) int64, how many of these tokens belong to the document.
+    """
+
+    rows: Ints
+    columns: Ints
+    tokens: Tokens
+    lengths: Ints
+
+
+@dataclass(frozen=True, kw_only=True)
 class SampleRows:
     """Samples that were read.
 
@@ -42,12 +59,18 @@ class SampleRows:
         boundaries: The starts of documents, or None unless requested.
         targets: (n, T) bool, whether a model should learn each of `tokens[:, 1:]`. None means all of them.
         ignored: The places of targets that a model should not learn, in the flattened targets. None if `targets` says it.
+        filled: (n,) int64, the number of tokens of each row before its padding. None means T+1.
+        heads: The tokens before parts of documents. None if there are none, or if the source was opened without `head`.
+        weights: (n, T) float32, the weights of the targets. None means 1.
     """
 
     tokens: Tokens
     boundaries: DocumentStarts | None = None
     targets: Bools | None = None
     ignored: Ints | None = None
+    filled: Ints | None = None
+    heads: Heads | None = None
+    weights: Floats | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

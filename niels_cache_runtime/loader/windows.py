@@ -12,6 +12,7 @@ to the loader.
 
 import hashlib
 import os
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +26,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Array, Ints, Tokens, doc_ends_name
 from niels_cache_runtime.format.meta import content_sha256, is_foreign
 from niels_cache_runtime.loader.documents import find_boundaries
-from niels_cache_runtime.loader.source import SampleRows, SourceBlocks, TokenOrigins
+from niels_cache_runtime.loader.source import Heads, SampleRows, SourceBlocks, TokenOrigins
 
 _PROBE_BYTES = 4096
 
@@ -45,6 +46,7 @@ class PretrainWindows:
         stride: Tokens from the start of one window to the start of the next. None means T: then every token that is read, except the first,
             is a target exactly once.
         verify: "size" compares sizes with meta.json. "sha256" also reads every file of the split and compares its content.
+        head: How many tokens before each window to read with it (`source.Heads`).
 
     Raises:
         NielsCacheError: If the split cannot be opened (see `opening.open_split`), or is shorter than one window.
@@ -52,9 +54,10 @@ class PretrainWindows:
     """
 
     is_copied = False  # whether its shards come and go in a local copy
+    _arguments: tuple[str, ...] = ("T", "stride", "head")  # of the constructor, for a pickled copy
 
-    def __init__(self, folder: str, *, T: int, stride: int | None = None, verify: Verify = "size") -> None:
-        self.T = T = check_positive("T", T)
+    def __init__(self, folder: str, *, T: int, stride: int | None = None, verify: Verify = "size", head: int = 0) -> None:
+        self.T, self.head = check_positive("T", T), head
         self.stride = T if stride is None else check_positive("stride", stride)
         self.folder = folder
         self.path = os.path.abspath(folder)
@@ -78,11 +81,12 @@ class PretrainWindows:
         self.tokens = self.samples * T
         self.examples: int | None = None
         self.packs = False
-        self._reader = WindowReader(mapped, length=T + 1)
-        self._back_to_back = mapped.stream is not None
+        self._reader = WindowReader(mapped, length=self.head + T + 1)
+        self._back_to_back = mapped.stream is not None and not self.head
         # In each shard, windows begin in a first range of starts, where they lie inside the shard, and then in a range where they cross its
-        # end. `_shifts` has the place in memory minus the place in the stream for the first ranges, and -1 for the others.
-        last = np.maximum(self._stream_ends - T, self._stream_starts)
+        # end. `_shifts` has the place in memory minus the place in the stream for the first ranges, and -1 for the others. Here a window
+        # begins with its head.
+        last = np.maximum(self._stream_ends - T - self.head, self._stream_starts)
         self._range_ends = np.stack([last, self._stream_ends], axis=1).ravel()
         self._shifts = np.stack([mapped.shard_starts - self._stream_starts, np.full_like(last, -1)], axis=1).ravel()
 
@@ -130,9 +134,16 @@ class PretrainWindows:
         """
         starts = self._starts(numbers)
         if not boundaries:
-            return SampleRows(tokens=self._read_tokens(starts))
+            return SampleRows(tokens=self._read_tokens(starts)[:, self.head :])
         ends = require_doc_ends(self.folder, self.doc_ends)
-        return SampleRows(tokens=self._read_tokens(starts), boundaries=find_boundaries(ends, starts, T=self.T))
+        tokens, found = self._read_tokens(starts), find_boundaries(ends, starts, T=self.T)
+        if not self.head:
+            return SampleRows(tokens=tokens, boundaries=found)
+        ends = ends.view(IDX_DTYPE)
+        before = ends.searchsorted(starts, side="right")
+        lengths = np.minimum(starts - np.where(before > 0, ends[before - 1], 0), self.head)
+        heads = Heads(rows=np.arange(len(starts)), columns=np.zeros_like(starts), tokens=tokens[:, : self.head], lengths=lengths)
+        return SampleRows(tokens=tokens[:, self.head :], boundaries=found, heads=heads)
 
     def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return shard, offset and document of every token of the samples `numbers` (n,). Documents are -1 without a doc_ends file."""
@@ -183,20 +194,26 @@ class PretrainWindows:
         return numbers
 
     def _read_tokens(self, starts: Ints) -> Tokens:
-        """Return (n, T+1) tokens: one window for each place of `starts` in the stream."""
+        """Return (n, head+T+1) tokens: one window with its head for each place of `starts` in the stream.
+
+        Before the stream, a head has zeros.
+        """
         if self._back_to_back:
             return self._reader.read(starts)
-        ranges = self._range_ends.searchsorted(starts, side="right")
+        begins = starts - self.head if self.head else starts
+        ranges = self._range_ends.searchsorted(begins, side="right")
         shifts = self._shifts.take(ranges)
+        if self.head:
+            shifts[begins < 0] = -1
         if not len(starts) or np.minimum.reduce(shifts) >= 0:
-            return self._reader.read(starts + shifts)
-        rows = np.empty((len(starts), self.T + 1), dtype=self._dtype)
+            return self._reader.read(begins + shifts)
+        rows = np.zeros((len(starts), self.head + self.T + 1), dtype=self._dtype)
         inside = shifts >= 0
-        rows[inside] = self._reader.read((starts + shifts)[inside])
-        for number in np.flatnonzero(~inside).tolist():  # these windows begin in one shard and end in a later one
-            shard = int(ranges[number]) // 2
-            first = int(starts[number] - self._stream_starts[shard])
-            np.concatenate([*slice_pieces(self._mapped.shards[shard:], first, first + self.T + 1)], out=rows[number])
+        rows[inside] = self._reader.read((begins + shifts)[inside])
+        for number in np.flatnonzero(~inside).tolist():  # these begin in one shard and end in a later one, or begin before the stream
+            start = int(starts[number])
+            row = np.concatenate([*self._head_pieces(start), *self._pieces_of(start, start + self.T + 1)])
+            rows[number, -len(row) :] = row
         return rows
 
     def _read_pieces(self, starts: Ints, lengths: Ints, pads: Ints, *, pad_id: int) -> Tokens:
@@ -221,7 +238,15 @@ class PretrainWindows:
             lengths = np.insert(inside, crosses + 1, (lengths - inside)[crosses])
             pads = np.insert(pads, crosses, 0)
 
-    _arguments: tuple[str, ...] = ("T", "stride")
+    def _pieces_of(self, start: int, stop: int) -> Iterator[Tokens]:
+        """Yield the pieces of shards that together are the tokens start to stop - 1 of the stream."""
+        shard = int(self._stream_ends.searchsorted(start, side="right"))
+        first = int(self._stream_starts[shard])
+        return slice_pieces(self._mapped.shards[shard:], start - first, stop - first)
+
+    def _head_pieces(self, start: int) -> Iterator[Tokens]:
+        """Yield the pieces of the head of the window at `start`."""
+        return self._pieces_of(max(0, start - self.head), start)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("folder", "path", *self._arguments, "meta", "fingerprint")}

@@ -17,11 +17,9 @@ from niels_cache_runtime.format.layout import (
     SPLITS,
     Split,
     doc_ends_name,
-    has_spans,
     idx_name,
     shard_name,
-    target_ends_name,
-    targets_name,
+    span_names,
     tokens_name,
 )
 from niels_cache_runtime.format.safe_open import OwnedFolder
@@ -87,8 +85,7 @@ class CopiedBuild:
     def split_files(self, split: Split) -> list[str]:
         """Return the files of a split, relative to the data set, with the document ends of a pretrain split."""
         if self.record.family == "sft":
-            spans = [targets_name(split), target_ends_name(split)] if has_spans(self.published.meta) else []
-            return [tokens_name(split), idx_name(split), *spans]
+            return [tokens_name(split), idx_name(split), *span_names(self.published.meta, split)]
         ends = doc_ends_name(split)
         return [*(file.path for file in self.shards(split)), *([ends] if ends in self.published.meta["files"] else [])]
 

@@ -38,13 +38,12 @@ from niels_cache_runtime.format.layout import (
     doc_ends_name,
     entries_per_example,
     has_pairs,
-    has_spans,
+    has_target_weights,
     idx_name,
     list_shards,
     max_vocab_size,
     shard_name,
-    target_ends_name,
-    targets_name,
+    span_names,
     token_dtype_of,
     tokens_name,
 )
@@ -422,7 +421,7 @@ def _check_sft_split(meta: Meta, folder: Path, split: Split, sizes: Mapping[str,
     token_count = size // dtype.itemsize
     starts, starts_problem = read_offsets(folder, idx_path, "example_starts", meta, sizes, token_count=token_count, needed=True)
     messages = _Messages(ids, starts if ids.roles else None, token_count=token_count, dtype=dtype)
-    span_files = (targets_name(split), target_ends_name(split)) if has_spans(meta) else ()
+    span_files = span_names(meta, split)
 
     def problems() -> Problems:
         for name in (path, *span_files):
@@ -442,7 +441,8 @@ def _check_sft_split(meta: Meta, folder: Path, split: Split, sizes: Mapping[str,
         if f"{split}_tokens" in meta:
             yield from total_problems(meta, f"{split}_tokens", token_count)
         if starts is not None and span_files and all(name in sizes for name in span_files):
-            spans, recorded = check_target_files(folder, split, starts, token_count=token_count), meta["targets"].get(split)
+            spans = check_target_files(folder, split, starts, token_count=token_count, with_weights=has_target_weights(meta))
+            recorded = meta["targets"].get(split)
             if recorded != spans:
                 yield META_NAME, f"targets.{split} is {recorded}, but the files hold {spans}"
 

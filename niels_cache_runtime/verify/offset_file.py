@@ -12,9 +12,20 @@ from typing import Any, Literal
 import numpy as np
 
 from niels_cache_runtime.cache.mmap import check_doc_ends, check_example_starts
-from niels_cache_runtime.cache.targets import check_targets
+from niels_cache_runtime.cache.targets import check_targets, check_weights
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, TARGETS_DTYPE, Array, Ints, Split, target_ends_name, targets_name
+from niels_cache_runtime.format.layout import (
+    DOC_ENDS_DTYPE,
+    IDX_DTYPE,
+    TARGETS_DTYPE,
+    WEIGHTS_DTYPE,
+    Array,
+    Ints,
+    Split,
+    target_ends_name,
+    target_weights_name,
+    targets_name,
+)
 from niels_cache_runtime.format.npy_files import read_npy_header
 from niels_cache_runtime.format.safe_open import open_regular
 
@@ -102,8 +113,8 @@ class OffsetFile(NpyRows):
         return lower + int(first), block[first:end].astype(np.int64) - begin
 
 
-def check_target_files(folder: Path, split: Split, starts: OffsetFile, *, token_count: int) -> int:
-    """Compare the spans of a split with its example starts. Return the number of spans.
+def check_target_files(folder: Path, split: Split, starts: OffsetFile, *, token_count: int, with_weights: bool) -> int:
+    """Compare the spans of a split with its example starts, and with their weights if there are any. Return the number of spans.
 
     Raises:
         NielsCacheError: If a file cannot be read or breaks the rules of `cache.targets.map_targets`.
@@ -111,4 +122,7 @@ def check_target_files(folder: Path, split: Split, starts: OffsetFile, *, token_
     path, ends_path = folder / targets_name(split), folder / target_ends_name(split)
     spans, examples = NpyRows(path, TARGETS_DTYPE, width=2), NpyRows(ends_path, TARGETS_DTYPE)
     check_targets(path, ends_path, spans, examples, starts, token_count=token_count)
+    if with_weights:
+        weights_path = folder / target_weights_name(split)
+        check_weights(weights_path, NpyRows(weights_path, WEIGHTS_DTYPE), spans=len(spans))
     return len(spans)

@@ -14,7 +14,14 @@ import torch
 from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.chats.templates import Template
-from niels_cache_assets.sources.messages import WEIGHT_KEYS, masked_messages, plain_messages, template_messages, weight_problem
+from niels_cache_assets.sources.messages import (
+    WEIGHT_KEYS,
+    masked_messages,
+    message_weights,
+    plain_messages,
+    template_messages,
+    weight_problem,
+)
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -27,6 +34,7 @@ from tests.helpers.tiny import sentences
 pytestmark = pytest.mark.usefixtures("short_proofs")
 IGNORED = -100
 ROLE_TOKENS = {"system": "<|sys|>", "user": "<|usr|>", "assistant": "<|asst|>"}
+WEIGHT_FILES = {"train_target_weights.npy", "val_target_weights.npy"}
 SPAN_FILES = {f"{split}_{what}" for split in ("train", "val") for what in ("targets.npy", "target_ends.npy")}
 TWO_MARKS = """\
 {%- for message in messages %}
@@ -45,6 +53,7 @@ TEMPLATES: dict[str, Template] = {
     "two marks a message": template_of(TWO_MARKS),
     "no marks": template_of(UNMARKED),
 }
+NUMBERS = ("weight", "loss_scale")  # keys that may have any weight
 Example = tuple[list[int], list[bool]]
 
 
@@ -102,7 +111,7 @@ def test_each_key_says_whether_to_train_on_a_message(key: str) -> None:
         for messages in (plain, templated):
             assert weight_problem(messages)[0] is None
             assert masked_messages(messages) == (frozenset() if learns else {1})
-    for wrong in ("0", "false", 0.5, 2, -1, [], [0, 1], {}, float("nan")):
+    for wrong in ("0", "false", -1, [], [0, 1], {}, float("nan"), float("inf"), 1e-7, 1e7, *((0.5, 2) if key not in NUMBERS else ())):
         assert weight_problem([ask, {"role": "assistant", "content": "a", key: wrong}])[0] == "unusable_weight"
 
 
@@ -114,6 +123,12 @@ def test_keys_may_agree_but_not_contradict_each_other_and_others_than_the_assist
     assert weight_problem([{**ask, "weight": 0, "train": None}, say])[0] is None
     assert masked_messages([{**ask, "weight": 0}, say]) == frozenset()
     assert weight_problem([{**ask, "weight": 1}, say])[0] == "weight_of_other_role"
+    assert weight_problem([{**ask, "weight": 0.5}, say])[0] == "weight_of_other_role"
+    assert weight_problem([ask, {**say, "weight": 0.5, "loss_scale": 2}])[0] == "contradictory_weights"
+    assert weight_problem([ask, {**say, "weight": 0.5, "train": False}])[0] == "contradictory_weights"
+    agreeing = [ask, {**say, "weight": 0.5, "train": True, "loss_scale": 0.5}, {**say, "weight": 1}]
+    assert weight_problem(agreeing)[0] is None
+    assert message_weights(agreeing) == {1: 0.5}
 
 
 def test_with_sentinels_a_masked_message_brings_spans_and_its_absence_does_not(tmp_path: Path, model: Path) -> None:
@@ -158,6 +173,60 @@ def test_with_a_template_only_the_targets_of_masked_messages_are_left_out(tmp_pa
             assert (reply["content"][3:] in learned) == (reply.get("weight") != 0)
             checked += 1
     assert checked > 40
+
+
+def weighted(count: int) -> list[list[Any]]:
+    """Conversations whose replies have the weights 0, 0.5, 2 and, without a key, 1 by turns."""
+    items, number = without_weights(chats(count)), 0
+    for messages in items:
+        for each in messages:
+            if each["role"] == "assistant":
+                each |= ({"weight": 0}, {"loss_scale": 0.5}, {"weight": 2}, {})[number % 4]
+                number += 1
+    return items
+
+
+@pytest.mark.parametrize("form", [None, *TEMPLATES])
+def test_weights_of_messages_reach_the_targets_of_batches(tmp_path: Path, model: Path, form: str | None) -> None:
+    items, tokenizer = weighted(24), opened_model(model)
+    template = {} if form is None else {"template": TEMPLATES[form]}
+    meta = build(tmp_path / "sft" / "x", model, items, **template)
+    assert meta["forms"] == ["spans", "target_weights"]
+    assert {*meta["files"]} >= SPAN_FILES | WEIGHT_FILES
+    by_text = {each["content"][3:]: float({"weight": 1, **each}["weight"]) for messages in items for each in messages}
+    by_text |= {each["content"][3:]: each["loss_scale"] for messages in items for each in messages if "loss_scale" in each}
+    seen = set()
+    for batch in TokenLoader(str(tmp_path / "sft" / "x" / "train"), T=200, B=4, seed=0, epochs=1, fields="weights"):
+        assert batch.weights is not None
+        assert batch.y_masked is not None
+        assert torch.equal(batch.weights == 0, batch.y_masked == IGNORED)
+        for y, weights in zip(batch.y, batch.weights, strict=True):
+            for start, end in _runs((weights != 0).tolist()):
+                (weight,) = weights[start:end].unique().tolist()
+                text = tokenizer.decode(y[start:end].tolist())
+                if found := [each for content, each in by_text.items() if content in text]:
+                    assert found == [weight]
+                    seen.add(weight)
+    assert seen == {0.5, 1.0, 2.0}
+    with pytest.warns(UserWarning, match="messages have weights"):
+        TokenLoader(str(tmp_path / "sft" / "x" / "train"), T=200, B=4, seed=0)
+    path = tmp_path / "sft" / "x" / "train_target_weights.npy"
+    for value in (np.nan, -1, 0):
+        weights = np.load(path)
+        weights[-1] = value
+        np.save(path, weights)
+        assert "train_target_weights.npy" in " ".join(map(str, verify_dataset(tmp_path / "sft" / "x")))
+        with pytest.raises(NielsCacheError, match=r"train_target_weights\.npy: weight \d+ is"):
+            TokenLoader(str(tmp_path / "sft" / "x" / "train"), T=200, B=4, seed=0)
+    np.save(path, np.load(path)[1:])
+    with pytest.raises(NielsCacheError, match=r"train_target_weights\.npy"):
+        TokenLoader(str(tmp_path / "sft" / "x" / "train"), T=200, B=4, seed=0)
+
+
+def test_a_pair_takes_no_weights(tmp_path: Path, model: Path) -> None:
+    ask, good, bad = {"role": "user", "content": "q"}, {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
+    items = [Conversation([ask, good], rejected=[ask, bad]), Conversation([ask, {**good, "weight": 0.5}], rejected=[ask, bad])]  # type: ignore[list-item]
+    assert build(tmp_path / "x", model, items, val_frac=0, preference=True, on_invalid="drop")["dropped"] == {"unusable_weight": 1}
 
 
 def _runs(mask: Sequence[bool]) -> Iterator[tuple[int, int]]:
@@ -273,6 +342,8 @@ def test_a_resumed_build_with_a_masked_message_at_its_end_gives_the_same_bytes(
     monkeypatch.setenv("NIELS_CACHE_JOURNAL_BYTES", "1")
     every = without_weights(chats(900))
     every[-1][-1] = {**every[-1][-1], "loss_mask": 0}
+    for number in (3, 500, 800):
+        every[number][-1] = {**every[number][-1], "weight": 1 + number}
     told: list[str] = []
 
     def until(end: int) -> Iterator[Any]:
@@ -288,5 +359,7 @@ def test_a_resumed_build_with_a_masked_message_at_its_end_gives_the_same_bytes(
     resumed = run("x", len(every))
     assert any("resuming" in line for line in told)
     assert resumed == run("whole", len(every))
-    assert {*resumed["files"]} >= SPAN_FILES
+    assert {*resumed["files"]} >= SPAN_FILES | WEIGHT_FILES
+    weights = np.concatenate([np.load(tmp_path / "x" / name) for name in sorted(WEIGHT_FILES)])
+    assert sorted(weights[weights != 1].tolist()) == [4, 501, 801]
     assert resumed["facts"]["masked_messages"] == 1

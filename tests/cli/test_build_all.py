@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from niels_cache_assets.cli import main
 from niels_cache_runtime import Batch
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta, write_meta
+from niels_cache_runtime.loader.windows import PretrainWindows
 from tests.helpers import programs
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
@@ -266,6 +268,20 @@ def test_sample_marks_the_document_that_the_token_budget_cut(built: Path, tmp_pa
     assert text.count("[cut by") == 2
     marked = printed_json(capsys, "sample", "notes", "--notable", "--cache-dir", str(root))["samples"]
     assert [sample["is_cut_by_budget"] for sample in marked] == ["document 0," in sample["title"] for sample in marked]
+
+
+def test_sample_counts_the_rows_that_repeat_tokens(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = built / "cache/pretrain/notes/train"
+    windows = PretrainWindows(str(folder), T=40)
+    rows = windows.read(np.arange(windows.samples), epoch=0, boundaries=False).tokens
+    repeating = [number for number, row in enumerate(rows) if (row[1:] == row[:-1]).any()]
+    how = ("--cache-dir", str(built / "cache"), "--tokens", "40", "--repetitive", "1,2", "-n", "2")
+    text = printed(capsys, "sample", "notes", *how)
+    assert f"{len(repeating):,} of {windows.samples:,} windows of T=40" in text
+    found = printed_json(capsys, "sample", "notes", *how)["samples"]
+    assert [sample["tokens"] for sample in found] == rows[repeating[:2]].tolist()
+    assert main(["sample", "chats", *how]) == 2
+    assert "--repetitive: is for pretrain" in capsys.readouterr().err
 
 
 def test_every_command_that_looks_prints_json_for_programs(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

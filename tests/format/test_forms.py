@@ -20,6 +20,7 @@ from tests.helpers.hand_made import rewrite_meta, write_cache
 
 KEYS: dict[str, tuple[str, dict[str, Any]]] = {  # form -> data set, and the keys that give its meta.json this form
     "pairs": ("sft/chats", {"sides": ["chosen", "rejected"]}),
+    "target_weights": ("sft/chats", {"files": {"train_target_weights.npy": {"bytes": 0, "sha256": ""}}}),
     "parts": ("pretrain/notes", {"parts": []}),
     "spans": ("sft/chats", {"targets": {"train": 1, "val": 0}}),
     "uint32": ("pretrain/notes", {"token_dtype": "uint32-le"}),

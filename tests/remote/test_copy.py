@@ -73,6 +73,20 @@ def test_a_state_moves_between_a_folder_and_an_address(published: Published) -> 
     assert rows(pickle.loads(pickle.dumps(remote)), 3) == rows(remote, 3)
 
 
+@pytest.mark.parametrize("changes", [{}, {"order": "split", "remote": Copy(fetch="windows")}])
+def test_goldfish_reads_the_tokens_before_a_block_from_the_store(published: Published, changes: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"goldfish": (2, 40), "epochs": 1, "B": 96, "order": changes.get("order", Blocks(shards=2))}
+    masked = 0
+    count = 1 if changes else 8  # batches
+    for ours, theirs in islice(zip(published.remote(**{**changes, **settings}), published.local(**settings), strict=True), count):
+        assert torch.equal(ours.x, theirs.x)
+        assert ours.y_masked is not None
+        assert theirs.y_masked is not None
+        assert torch.equal(ours.y_masked, theirs.y_masked)
+        masked += int((theirs.y_masked[:, :8] == -100).sum())  # these need the tokens before the row
+    assert masked > 300 * count
+
+
 def test_trace_reads_through_the_copy(published: Published) -> None:
     local, remote = published.local(), published.remote()
     ours, theirs = remote.trace(40), local.trace(40)

@@ -42,6 +42,11 @@ TARGET_STYLE = "underline green"
 CUT_STYLE = "bold yellow"
 
 
+def _rule(text: str) -> tuple[int, int]:
+    period, _, times = text.partition(",")
+    return integer_at_least(1)(period), integer_at_least(2)(times)
+
+
 COMMAND = Command(
     options=(
         option("name", "NAME", "a built data set, or the ADDRESS of a published cache"),
@@ -55,6 +60,12 @@ COMMAND = Command(
         option("--split", "SPLIT", "train or val (default: train; not for a corpus)", choices=("train", "val")),
         option("-n", "N", "number of samples (default: 3)", dest="count", type=integer_at_least(1), default=3),
         switch("--notable", "show the first, the longest, the shortest and one fixed random sample; ignores -n"),
+        option(
+            "--repetitive",
+            "PERIOD,TIMES",
+            "count the rows that TokenLoader(T=N, mask_repetitive=(PERIOD, TIMES)) masks, such as 13,32, and show the first ones",
+            type=_rule,
+        ),
         SEED,
         option("--tokens", "N", "tokens to print per sample (default: 128; estimated for a corpus)", type=integer_at_least(1), default=128),
     ),
@@ -81,14 +92,14 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.stage == "corpus":
         if is_address(arguments.name):
             raise NielsCacheError(f"{WHERE}: --stage corpus: an ADDRESS has no corpus; leave it out")
-        refuse_options(arguments, ("notable", "split"), "works only with --stage cache; leave it out for a corpus")
+        refuse_options(arguments, ("notable", "repetitive", "split"), "works only with --stage cache; leave it out for a corpus")
         _print_corpus_sample(arguments, *open_registry(arguments), seed=seed)
     elif is_address(arguments.name):
         with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as folder, closing(LocalCopy(folder)) as copy:
             build, _ = copy.open(arguments.name)
             directory = copy.fetch_of(build, [TOKENIZER])
             kind = (open_meta(directory) or {})["kind"]
-            if arguments.notable or kind == "sft":  # these need the whole split, and windows only their shards
+            if arguments.notable or arguments.repetitive or kind == "sft":  # these need the whole split, and windows only their shards
                 copy.fetch_build(build, split)
             _print_sample(arguments, directory, kind, split, seed=seed, fetch=lambda paths: copy.fetch_of(build, paths))
     else:
@@ -108,14 +119,21 @@ def _print_sample(
     """Print samples of a cache. `fetch` brings the files of a published cache."""
     import torch
 
-    from niels_cache_assets.inspection.samples import examples, notable, windows
+    from niels_cache_assets.inspection.samples import examples, notable, repetitive, windows
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.cache.opening import open_meta
 
     meta = open_meta(directory) or {}  # raises for a cache that is not built, or was built with a different tokenizer
     tokenizer = open_tokenizer(directory.parent.parent) if meta.get("tokenizer_sha256") else None
     settings = {"count": arguments.count, "length": arguments.tokens, "generator": torch.Generator().manual_seed(seed)}
-    if arguments.notable:
+    counted: dict[str, str] = {}
+    if arguments.repetitive:
+        if kind == "sft":
+            raise NielsCacheError(f"{WHERE}: --repetitive: is for pretrain data sets; leave it out")
+        counted["repetitive"], drawn = repetitive(
+            directory, split, count=arguments.count, length=arguments.tokens, rule=arguments.repetitive
+        )
+    elif arguments.notable:
         drawn = notable(directory, kind, split, length=arguments.tokens, tokenizer=tokenizer)
     elif kind == "sft":
         drawn = examples(directory, split, tokenizer=tokenizer, **settings)
@@ -124,10 +142,12 @@ def _print_sample(
     name = directory.name
     if arguments.json:
         samples = [_as_json(sample, tokenizer) for sample in drawn]
-        print_json({"name": name, "kind": kind, "split": split, "seed": seed, "samples": samples})
+        print_json({"name": name, "kind": kind, "split": split, "seed": seed, **counted, "samples": samples})
         return
     if tokenizer is None:
         display(f"{name}: showing token ids, because the tokenizer is not known")
+    for words in counted.values():
+        display(words)
     explanations: dict[str, None] = {}  # a dict, so that each explanation is printed once
     for sample in drawn:
         display(f"--- {sample.title}", style="bold")
@@ -139,7 +159,7 @@ def _print_sample(
         display(text)
     if explanations:
         display("\n" + "\n".join(explanations), style="dim")
-    if not arguments.notable:
+    if not arguments.notable and not counted:
         display(f"\n(--seed {seed} shows the same samples again)", style="dim")
 
 

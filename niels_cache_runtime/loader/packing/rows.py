@@ -31,11 +31,11 @@ from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_f
 from niels_cache_runtime.cache.sft import OpenedExamples, find_spans, open_examples, resolve_target_ids
 from niels_cache_runtime.cache.targets import ExampleSlices, TargetSpans
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Ints, Split, Tokens, idx_name, target_ends_name, targets_name, tokens_name
+from niels_cache_runtime.format.layout import Array, Ints, Split, Tokens, idx_name, span_names, tokens_name
 from niels_cache_runtime.format.meta import content_sha256, is_foreign
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, place_examples, shape_rows
 from niels_cache_runtime.loader.packing.segments import RowSegments, number_ranges
-from niels_cache_runtime.loader.source import SampleRows, SourceBlocks, TokenOrigins
+from niels_cache_runtime.loader.source import Heads, SampleRows, SourceBlocks, TokenOrigins
 
 LossOn = Literal["assistant", "last_assistant", "all"]
 Overflow = Literal["truncate_right", "truncate_left", "drop"]
@@ -130,6 +130,7 @@ class PackedExamples:
         shuffle: With False, the rows are the same in every epoch.
         verify: "size" compares sizes with meta.json. "sha256" also reads both files and compares their content.
         files: The paths of the tokens and of their idx, if they are others than those of `folder`, which is then a name for messages.
+        head: How many tokens before the kept part of an example to read with it (`source.Heads`).
 
     Raises:
         NielsCacheError: If a file is missing, malformed or not the file that meta.json lists, or if the data set was never built.
@@ -154,8 +155,9 @@ class PackedExamples:
         shuffle: bool = True,
         verify: Verify = "size",
         files: tuple[str, str] | None = None,
+        head: int = 0,
     ) -> None:
-        self.T = check_positive("T", T)
+        self.T, self._head = check_positive("T", T), head
         check_choice("loss_on", loss_on, get_args(LossOn))
         check_choice("overflow", overflow, get_args(Overflow))
         self.loss_on, self.overflow = loss_on, overflow
@@ -203,14 +205,30 @@ class PackedExamples:
         segments, chosen = self._segments(numbers, epoch)
         rows = self._gather(segments, chosen)
         if self._targets is None:
-            targets = segments.targets()
+            found: Array = segments.targets()
         else:
             kept, places = self._kept, segments.places
             parts = ExampleSlices(examples=kept.ordinals[chosen], starts=kept.starts[chosen], lengths=kept.lengths[chosen], places=places)
-            targets = self._targets.mask(rows.size, parts, only_last=self.loss_on == "last_assistant")
-        by_row = targets.reshape(rows.shape)
+            found = self._targets.weigh(rows.size, parts, only_last=self.loss_on == "last_assistant")
+        by_row = found.reshape(rows.shape)
         segments.fill(by_row, False)
-        return SampleRows(tokens=rows, boundaries=segments.boundaries(), targets=by_row[:, 1:])
+        by_row = by_row[:, 1:]
+        return SampleRows(
+            tokens=rows,
+            boundaries=segments.boundaries(),
+            targets=by_row > 0,
+            weights=by_row if by_row.dtype == np.float32 else None,
+            filled=segments.filled,
+            heads=self._heads(segments, chosen) if self._head and self.overflow == "truncate_left" else None,
+        )
+
+    def _heads(self, segments: RowSegments, chosen: Ints) -> Heads:
+        kept = self._kept
+        cut = np.minimum(kept.starts[chosen] - kept.example_starts[chosen], self._head)
+        parts = np.flatnonzero(cut)
+        places = kept.starts[chosen[parts], None] - np.arange(self._head, 0, -1)
+        tokens = self._tokens.take(places, mode="clip")  # clip: before the example there may be nothing
+        return Heads(rows=segments.rows[parts], columns=segments.columns[parts], tokens=tokens, lengths=cut[parts])
 
     @property
     def _targets(self) -> TargetSpans | None:
@@ -271,7 +289,7 @@ class PackedExamples:
             names = {os.path.basename(path) for path in (self.files[0], self._idx_path)}
             if self._spans is not None:
                 split: Split = "train" if os.path.basename(self.files[0]) == tokens_name("train") else "val"
-                names |= {targets_name(split), target_ends_name(split)}
+                names.update(span_names(self.meta, split))
             content = content_sha256({name: entry for name, entry in listed.items() if name in names})
         else:
             of_spans = () if self._spans is None else (self._spans.bounds, self._spans.ends)

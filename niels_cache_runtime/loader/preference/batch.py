@@ -3,6 +3,7 @@
 Each side costs what a batch of SFT rows costs. `rows` decides which pairs are in a row.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
@@ -11,12 +12,13 @@ import torch
 
 from niels_cache_runtime.cache.checks import check_choice, check_positive
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import IGNORE_INDEX, SIDES
+from niels_cache_runtime.format.layout import IGNORE_INDEX, SIDES, has_target_weights
 from niels_cache_runtime.loader.batch import Batch, BatchMaker, TensorFields
 from niels_cache_runtime.loader.preference.rows import side_of
 from niels_cache_runtime.loader.run_order import SampleLocations
-from niels_cache_runtime.loader.settings import LoaderSettings
+from niels_cache_runtime.loader.settings import WEIGHT_SETTINGS, LoaderSettings
 from niels_cache_runtime.loader.source import NamedSources, SampleSource
+from niels_cache_runtime.loader.target_weights import TargetWeights
 
 Padding = Literal["max_length", "longest"]
 
@@ -117,8 +119,18 @@ class PreferenceMaker:
 def make_maker(sources: NamedSources, settings: LoaderSettings, device: torch.device) -> BatchMaker:
     """Return the maker of the batches of a loader. For preference pairs, it is a PreferenceMaker, which has the same methods."""
     cls = cast(type[BatchMaker], PreferenceMaker) if settings.pairs else BatchMaker
+    weights = None
+    if settings.weighs:
+        if settings.pairs:
+            raise NielsCacheError(
+                "preference pairs: take no weights of targets; leave out loss_weights, goldfish, mask_repetitive and weights"
+            )
+        weights = TargetWeights(sources, **{name: getattr(settings, name) for name in WEIGHT_SETTINGS})
+    if "weights" not in settings.fields and (weighted := [name for name, source in sources.items() if has_target_weights(source.meta)]):
+        warnings.warn(f'{weighted[0]}: messages have weights, and only batches with fields=["weights"] have them', stacklevel=3)
     masks = settings.mask_cross_document_targets
-    return cls([*sources.values()], T=settings.T, device=device, fields=settings.fields, mask_cross_document_targets=masks)
+    of_batches: dict[str, Any] = {"fields": settings.fields, "mask_cross_document_targets": masks, "weights": weights}
+    return cls([*sources.values()], T=settings.T, device=device, **of_batches)
 
 
 def _mask(batch: Batch) -> torch.Tensor:

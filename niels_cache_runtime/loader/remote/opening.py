@@ -110,14 +110,15 @@ class Sources:
             source.folder = folder
             return source
         of_build: dict[str, Any] = {"build": build, "split": split, "T": settings.T}
+        of_windows = {"stride": settings.stride, "head": settings.head}
         if self._reads_windows or self.copy is None or settings.order is None:
             if settings.packing:
                 raise NielsCacheError(
                     f"{folder}: packing='best_fit' would need a request for every document with Copy(fetch='windows'); give a local copy, "
                     "Copy(dir=..., limit=...), and order=Blocks(...)"
                 )
-            return RangeWindows(folder, stride=settings.stride, **of_build)
+            return RangeWindows(folder, **of_build, **of_windows)
         of_build |= {"copy": self.copy, "block_shards": settings.order.shards}
         if settings.packing:
             return CopiedDocuments(folder, packing=document_packing(settings, settings.packing), **of_build)
-        return CopiedWindows(folder, stride=settings.stride, **of_build)
+        return CopiedWindows(folder, **of_build, **of_windows)

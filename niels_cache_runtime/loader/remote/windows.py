@@ -49,17 +49,26 @@ class PublishedWindows(PretrainWindows):
         stride: Tokens from the start of one window to the start of the next. None means T.
         path: The path or the address of the split.
         shards: The paths or the addresses of its shards.
+        head: How many tokens before each window to read with it.
+
+    Attributes:
+        requests: The number of requests of this process so far.
+        bytes: The bytes that they have read.
 
     Raises:
         NielsCacheError: If the split is shorter than one window, or its document ends do not fit it.
     """
 
-    arguments: tuple[str, ...] = ("folder", "build", "split", "T", "stride")
+    arguments: tuple[str, ...] = ("folder", "build", "split", "T", "stride", "head")
 
     def __init__(
-        self, folder: str, *, build: CopiedBuild, split: Split, T: int, stride: int | None, path: str, shards: Sequence[str]
+        self, folder: str, *, build: CopiedBuild, split: Split, T: int, stride: int | None, path: str, shards: Sequence[str], head: int = 0
     ) -> None:
+        self.requests, self.bytes = 0, 0
+        self._store: Store | None = None
+        self._e_tags: dict[str, str | None] = {}
         self.T, self.stride, self.folder, self.build, self.path = T, T if stride is None else stride, folder, build, path
+        self.head = head
         meta, self._objects = build.published.meta, build.shards(split)
         self._slots = SlotTokens([file.size for file in self._objects], dtype=token_dtype_of(meta))
         ends = next((file for file in build.published.data if file.path == doc_ends_name(split)), None)
@@ -68,6 +77,23 @@ class PublishedWindows(PretrainWindows):
 
     def _doc_ends_of(self, file: RemoteFile, token_count: int) -> Uints:
         raise NotImplementedError
+
+    def _request(self, file: RemoteFile, start: int, length: int) -> bytes:
+        if self._store is None:
+            self._store = open_store(self.build.address)
+        found = read_range(self._store, file, length, start=start)
+        self.requests, self.bytes = self.requests + 1, self.bytes + length
+        if self._e_tags.setdefault(file.key, found.e_tag) != found.e_tag:
+            raise changed_object_error(self._store, file)
+        return found.content
+
+    def _requested(self, start: int, stop: int) -> Tokens:
+        """Request the tokens start to stop - 1 of the stream."""
+        shard, itemsize = int(self._stream_ends.searchsorted(start, side="right")), self._dtype.itemsize
+        skipped = (start - int(self._stream_starts[shard])) * itemsize
+        parts = slices(self._objects, shard, (stop - start) * itemsize, start=skipped)
+        content = b"".join(self._request(self._objects[number], begin, length) for number, begin, length in parts)
+        return np.frombuffer(content, dtype=self._dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.arguments}
@@ -89,6 +115,7 @@ class CopiedWindows(PublishedWindows):
         T: Inputs per window.
         stride: Tokens from the start of one window to the start of the next. None means T.
         block_shards: The number of shards of a block.
+        head: How many tokens before each window to read with it. Those before a block are requested once in each process.
 
     Attributes:
         feed: The feed that has chosen the blocks in use, or None.
@@ -105,6 +132,7 @@ class CopiedWindows(PublishedWindows):
 
     def __init__(self, folder: str, *, copy: LocalCopy, build: CopiedBuild, split: Split, block_shards: int, **windows: Any) -> None:
         self.copy, self.block_shards = copy, block_shards
+        self._heads: dict[int, Tokens] = {}  # the tokens before blocks, by the first token of the block
         self._paths = [build.path_in_copy(file.path) for file in build.shards(split)]
         shards, path = [str(copy.folder / path) for path in self._paths], str(copy.folder / build.path_in_copy(split))
         super().__init__(folder, build=build, split=split, path=path, shards=shards, **windows)
@@ -179,16 +207,31 @@ class CopiedWindows(PublishedWindows):
             if not self.early:
                 return self._read_slots(starts)
             is_early = np.array([start in self.early for start in starts.tolist()], dtype=np.bool_)
-            rows = np.empty((len(starts), self.T + 1), dtype=self._dtype)
+            rows = np.empty((len(starts), self.head + self.T + 1), dtype=self._dtype)
             rows[~is_early] = self._read_slots(starts[~is_early])
             for row in np.flatnonzero(is_early).tolist():
                 rows[row] = self.early[int(starts[row])]
             return rows
 
     def _read_slots(self, starts: Ints) -> Tokens:
-        if not (self.is_ready and self.copy.is_fed) and not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
-            self._load_slots(starts, starts + self.T)
+        if not (self.is_ready and self.copy.is_fed):
+            begins = np.maximum(starts - self.head, self._block_starts(starts)) if self.head else starts
+            first, own = (self._stream_ends.searchsorted(places, side="right") for places in (begins, starts))
+            if not (self._complete[first] & self._complete[own]).all():
+                self._load_slots(begins, starts + self.T)
         return PretrainWindows._read_tokens(self, starts)  # super() would cost a percent of a batch
+
+    def _block_starts(self, starts: Ints) -> Ints:
+        """Return the first token of the block of each window."""
+        return self._stream_starts[self._stream_ends.searchsorted(starts, side="right") // self.block_shards * self.block_shards]
+
+    def _head_pieces(self, start: int) -> Iterator[Tokens]:
+        begin, first = max(0, start - self.head), int(self._block_starts(np.array([start]))[0])
+        if begin < first:
+            if first not in self._heads:
+                self._heads[first] = self._requested(max(0, first - self.head), first)
+            yield self._heads[first][begin - first :]
+        yield from self._pieces_of(max(begin, first), start)
 
     def _load_slots(self, starts: Ints, lasts: Ints) -> None:
         """Let the slots hold everything that windows need, given the places of their first and last tokens."""
@@ -326,19 +369,13 @@ class RangeWindows(PublishedWindows):
         split: The split.
         T: Inputs per window.
         stride: Tokens from the start of one window to the start of the next. None means T.
-
-    Attributes:
-        requests: The number of requests of this process so far.
-        bytes: The bytes that they have read.
+        head: How many tokens before each window to read with it.
 
     Raises:
         RemoteError: If the store refuses or does not answer.
     """
 
     def __init__(self, folder: str, *, build: CopiedBuild, split: Split, **windows: Any) -> None:
-        self.requests, self.bytes = 0, 0
-        self._store: Store | None = None
-        self._e_tags: dict[str, str | None] = {}
         shards = [f"{build.address}/{file.key}" for file in build.shards(split)]
         super().__init__(folder, build=build, split=split, path=f"{build.address}/{split}", shards=shards, **windows)
 
@@ -351,25 +388,10 @@ class RangeWindows(PublishedWindows):
         check_doc_ends(name, ends, token_count=token_count)
         return ends
 
-    def _request(self, file: RemoteFile, start: int, length: int) -> bytes:
-        if self._store is None:
-            self._store = open_store(self.build.address)
-        found = read_range(self._store, file, length, start=start)
-        self.requests, self.bytes = self.requests + 1, self.bytes + length
-        if self._e_tags.setdefault(file.key, found.e_tag) != found.e_tag:
-            raise changed_object_error(self._store, file)
-        return found.content
-
     def _read_tokens(self, starts: Ints) -> Tokens:
-        rows = np.empty((len(starts), self.T + 1), dtype=self._dtype)
+        rows = np.zeros((len(starts), self.head + self.T + 1), dtype=self._dtype)
+        begins = np.maximum(starts - self.head, 0)
         with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(starts)))) as pool:
-            for row, content in zip(rows, pool.map(self._window, starts.tolist()), strict=True):
-                row[:] = np.frombuffer(content, dtype=self._dtype)
+            for row, found in zip(rows, pool.map(self._requested, begins.tolist(), (starts + self.T + 1).tolist()), strict=True):
+                row[-len(found) :] = found
         return rows
-
-    def _window(self, start: int) -> bytes:
-        """Return the bytes of the window that begins at a place in the stream."""
-        shard, itemsize = int(self._stream_ends.searchsorted(start, side="right")), self._dtype.itemsize
-        skipped = (start - int(self._stream_starts[shard])) * itemsize
-        parts = slices(self._objects, shard, (self.T + 1) * itemsize, start=skipped)
-        return b"".join(self._request(self._objects[number], begin, length) for number, begin, length in parts)
