@@ -205,7 +205,7 @@ def plan_batches(
     worker: int,
     workers: int,
     done: int,
-    prepare: Callable[[SampleLocations], None],
+    prepare: Callable[[SampleLocations], None] | None = None,
 ) -> Iterator[SampleLocations]:
     """Yield the places of the batches that one worker of a DataLoader makes from `position` to the end of the pass.
 
@@ -221,7 +221,8 @@ def plan_batches(
         count = block if full is None else min(block, -(-(full - index) // workers))
         batches = index + workers * np.arange(count)
         located = run_order.locate((batches[:, None] * sizes.rows + own).ravel())
-        prepare(located)
+        if prepare:
+            prepare(located)
         for first in range(0, len(located), sizes.B):
             yield located.part(first, first + sizes.B)
         index += workers * count

@@ -8,6 +8,7 @@ import pytest
 
 from niels_cache_assets.cli import main
 from niels_cache_runtime import Blocks, TokenLoader
+from niels_cache_runtime.verify import verify_dataset
 from tests.helpers.hand_made import EOT, rewrite_meta, write_stream
 
 
@@ -33,6 +34,8 @@ def test_it_prints_the_rows_of_a_loader_and_writes_them(
     assert not Path("cache/index").exists()
     assert main([*command, "--write"]) == 0
     shown = capsys.readouterr()
+    written = [path for path in Path("cache/index").iterdir() if path.is_dir()]
+    assert [verify_dataset(path) for path in written] == [[], []]
     monkeypatch.setattr("niels_cache_runtime.loader.packing.documents.build_document_plan", None)
     for plan in plans:
         order: Any = Blocks(shards=blocks) if blocks else "split"
