@@ -256,7 +256,7 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
     if given["on_exhausted"] == "restart":
         del given["on_exhausted"]
     given["sft"] = SFT(**{name: settings[name] for name in (*_SFT_SETTINGS, "packing") if name in settings})
-    if of_packing:
+    if "document_packing" in settings:
         given["packing"] = settings["document_packing"]
     if of_blocks:
         given["order"] = Blocks(shards=settings["block_shards"], lanes=settings["lanes"], machines=machines)

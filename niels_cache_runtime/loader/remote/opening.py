@@ -110,7 +110,7 @@ class Sources:
             source.folder = folder
             return source
         of_build: dict[str, Any] = {"build": build, "split": split, "T": settings.T}
-        of_windows = {"stride": settings.stride, "head": settings.head}
+        of_windows: dict[str, Any] = {"stride": settings.stride, "head": settings.head}
         if self._reads_windows or self.copy is None or settings.order is None:
             if settings.packing:
                 raise NielsCacheError(
