@@ -32,6 +32,7 @@ from niels_cache_runtime.loader.report import MixtureReport, make_report
 from niels_cache_runtime.loader.run_order import RunOrder, SampleLocations, plan_batches
 from niels_cache_runtime.loader.settings import (
     SFT,
+    Averages,
     BestFit,
     Blocks,
     LoaderSettings,
@@ -192,14 +193,8 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         self._settings = settings = replace(settings, pairs=pairs)
         if settings.packing and not self._packed:
             raise NielsCacheError("packing='best_fit': is for pretrain splits, and examples of SFT are always packed whole; leave it out")
-        self._run_order = RunOrder(
-            self.samples_per_epoch,
-            schedule=row_weights(self._sources, settings),
-            seed=settings.seed,
-            shuffle=settings.shuffle,
-            blocks=self._blocks(),
-            lanes=settings.lanes,
-        )
+        self._averages = {name: [source.tokens, source.samples] for name, source in self._packed.items()}
+        self._run_order = self._order_with(self._averages)
         self._sizes = BatchSizes(0, 0, self.B, self.world_size, settings.machines)
         self._start = Position(samples=0, step=0, pass_start=0, batches=(self._sizes,))
         self._taken = 0  # batches since `_start`
@@ -353,17 +348,18 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         allowed = (allow_changed,) if isinstance(allow_changed, str) else tuple(allow_changed)
         for name in allowed:
             check_choice("allow_changed", name, self.names)
-        run_order = self._run_order.grown({})
+        averages = self._averages | {name: [*map(int, saved["average"])] for name, saved in state["sources"].items() if "average" in saved}
+        run_order = self._run_order.grown({}) if averages == self._averages else self._order_with(averages)
         phases = resumed_phases(state, self._sources, run_order.blend.counts(position.samples).tolist(), grown=grown)
         check_sources(state, self._source_states(), allow_changed={*allowed, *phases})
         check_order(state, self.names)
-        check_weights(state, self._sources, run_order, self._settings, allow_changed=bool(allowed))
+        check_weights(state, self._sources, run_order, self._settings, averages, allow_changed=bool(allowed))
         worker, here = state.get("worker"), get_worker_info()
         check_worker(state, position, here=None if here is None else (here.id, here.num_workers), sizes=self._sizes)
         for name, source in self._packed.items():
             own, saved = phases.get(name, ((0, source.samples),)), state["sources"].get(name, {})
             source.use_earlier(earlier_epochs(own, saved.get("documents", ())), [samples for _, samples in own[:-1]])
-        self._run_order = run_order.grown(phases, self._blocks())
+        self._averages, self._run_order = averages, run_order.grown(phases, self._blocks())
         position = position.resized(self._sizes)
         end = self._steps.end(position)
         if end is not None and end < position.samples:  # `epochs` or a source's length has changed: a new pass begins here
@@ -459,6 +455,17 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
     def _blocks(self) -> list[SourceBlocks] | None:
         order = self._settings.order
         return [source.blocks(order.shards) for source in self._sources.values()] if order else None
+
+    def _order_with(self, averages: Averages) -> RunOrder:
+        settings = self._settings
+        return RunOrder(
+            self.samples_per_epoch,
+            schedule=row_weights(self._sources, settings, averages),
+            seed=settings.seed,
+            shuffle=settings.shuffle,
+            blocks=self._blocks(),
+            lanes=settings.lanes,
+        )
 
     def _visits_of(self, names: Collection[str]) -> Iterator[BlockVisit]:
         machines = self._settings.machines
@@ -559,7 +566,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         return {
             name: {"folder": source.folder, "fingerprint": source.fingerprint, "samples": source.samples}
             | self._run_order.state_entry(name)
-            | ({"documents": self._packed[name].documents} if name in self._packed else {})
+            | ({"documents": self._packed[name].documents, "average": self._averages[name]} if name in self._packed else {})
             for name, source in self._sources.items()
         }
 

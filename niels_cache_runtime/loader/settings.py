@@ -42,6 +42,7 @@ _SFT_SETTINGS = {"loss_on": get_args(LossOn), "overflow": get_args(Overflow), "w
 _SAMPLE_SETTINGS = ("T", "seed", "shuffle", "stride")
 _PACKINGS = ("best_fit",)
 _MAX_PACKED = 1 << 20  # so that the number of a piece in its row has 20 bits
+Averages = Mapping[str, Sequence[int]]
 _RUN_SETTINGS = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 WEIGHT_SETTINGS = ("loss_weights", "goldfish", "mask_repetitive")  # in a state only if they are set
 _MOST_TOKENS = 1 << 16
@@ -491,10 +492,15 @@ def check_one_tokenizer(sources: NamedSources) -> None:
         )
 
 
-def row_weights(sources: NamedSources, settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:
+def row_weights(sources: NamedSources, settings: LoaderSettings, averages: Averages) -> list[tuple[int, dict[str, float]]]:
     """Return the schedule of weights, converted from shares of tokens or examples to shares of rows.
 
     Each weight is divided by the average number of tokens or examples in a row of its source.
+
+    Args:
+        sources: The open sources.
+        settings: The loader's settings.
+        averages: (tokens, rows) of some sources, which count instead of those that the source has now.
 
     Raises:
         NielsCacheError: If `weigh_by` is "examples" and a source has documents instead of examples.
@@ -504,7 +510,7 @@ def row_weights(sources: NamedSources, settings: LoaderSettings) -> list[tuple[i
         content = source.tokens if settings.sft.weigh_by == "tokens" else source.examples
         if content is None:
             raise NielsCacheError(f"weigh_by='examples': {name} has documents, not SFT examples; use weigh_by='tokens'")
-        contents[name] = Fraction(content, source.samples)
+        contents[name] = Fraction(*averages.get(name, (content, source.samples)))
     return [(first, _shares_of_rows(shares, contents)) for first, shares in settings.weights]
 
 

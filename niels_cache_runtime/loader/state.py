@@ -19,7 +19,7 @@ from niels_cache_runtime.loader.growth import Epochs
 from niels_cache_runtime.loader.order import ORDER_VERSION
 from niels_cache_runtime.loader.packing.document_plan import DOCUMENT_PLAN_VERSION
 from niels_cache_runtime.loader.run_order import RunOrder
-from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, name_sources, row_weights, saved_arguments
+from niels_cache_runtime.loader.settings import Averages, LoaderSettings, check_shares, name_sources, row_weights, saved_arguments
 from niels_cache_runtime.loader.source import NamedSources
 from niels_cache_runtime.loader.steps import BatchSizes, Position, position_from_state, position_to_state
 
@@ -50,8 +50,9 @@ def _is_source(source: Mapping[str, Any]) -> bool:
     recorded = (source.get("folder"), source.get("fingerprint"), source.get("samples"))
     phases = source.get("phases", [(0, 1)])
     documents = source.get("documents", [1] * len(phases))
-    is_valid = _has_form(recorded, (str, str, int)) and _has_form(phases, [(int, int)]) and Epochs.is_valid(phases)
-    return is_valid and _has_form(documents, [int]) and len(documents) == len(phases)
+    average = source.get("average", (1, 1))
+    is_valid = _has_form(recorded, (str, str, int)) and _has_form([phases, [average]], [[(int, int)]]) and Epochs.is_valid(phases)
+    return is_valid and _has_form(documents, [int]) and len(documents) == len(phases) and min(average) > 0
 
 
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
@@ -66,7 +67,8 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
         settings: The settings that decide the samples, by name.
         weights: The schedule of weights as the user gave it.
         sources: Name -> {folder, fingerprint, samples}, in the loader's order. A source that has grown also has `phases` (see Epochs).
-            One of packed documents has the number of `documents` in each phase.
+            One of packed documents has the number of `documents` in each phase, and the (tokens, rows) that its weight is converted with,
+            which are those of the split when the run began: with others, the past of a blend would change when a cache grows.
     """
     in_blocks, packs = settings.get("order") == "blocks", "document_packing" in settings
     return {
@@ -238,7 +240,9 @@ def check_order(state: State, names: Sequence[str]) -> None:
         )
 
 
-def check_weights(state: State, sources: NamedSources, run_order: RunOrder, settings: LoaderSettings, *, allow_changed: bool) -> None:
+def check_weights(
+    state: State, sources: NamedSources, run_order: RunOrder, settings: LoaderSettings, averages: Averages, *, allow_changed: bool
+) -> None:
     """Raise NielsCacheError unless the loader takes the same samples as the state, up to the state's position.
 
     Args:
@@ -246,6 +250,7 @@ def check_weights(state: State, sources: NamedSources, run_order: RunOrder, sett
         sources: The open sources.
         run_order: The order of the loader's run.
         settings: The loader's settings.
+        averages: As in `row_weights`.
         allow_changed: Whether a source may have changed. The shares of an old cache cannot be computed any more, so the weights must then
             be the same numbers.
     """
@@ -260,7 +265,7 @@ def check_weights(state: State, sources: NamedSources, run_order: RunOrder, sett
             )
     elif saved != settings.weights and len(sources) > 1:
         known = {name: source for name, source in sources.items() if name in state["sources"]}
-        weights = row_weights(known, replace(settings, weights=saved))
+        weights = row_weights(known, replace(settings, weights=saved), averages)
         saved_order = RunOrder({name: source.samples for name, source in known.items()}, schedule=weights, seed=0, shuffle=False)
         if _past_weights(run_order, samples) != _past_weights(saved_order, samples):
             raise NielsCacheError(

@@ -48,6 +48,12 @@ def test_it_prints_the_rows_of_a_loader_and_writes_them(
     assert ("T=63: " in shown.err) == (plans[1]["padding"] > 0.05)
 
 
+def test_a_plan_that_cannot_be_written_is_an_error(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("cache/index").write_text("a file")
+    assert main([*command, "--T", "30", "--write"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
 def test_an_unknown_data_set_or_T_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for words, named in ((["--T", "0"], "at least 1"), (["--T", "100000"], "T=100000"), (["--split", "tran"], "train")):
         assert main([*command, *words]) == 2

@@ -148,6 +148,22 @@ def test_packed_documents_go_on_over_a_cache_that_has_grown_twice(caches: Grown,
         )
 
 
+def test_a_blend_of_packed_documents_keeps_its_past_when_a_source_grows(caches: Grown) -> None:
+    """Rows of the grown cache have another average of tokens, and other shares of rows would give the past other samples."""
+    sources = {NAME: caches["old"], "more": caches["one"]}
+    packed: dict[str, Any] = SETTINGS | {"packing": "best_fit", "weights": {NAME: 2, "more": 1}}
+    old = TokenLoader(sources, **packed)
+    taken(old, 9)
+    grown = sources | {NAME: caches["newest"]}
+    assert TokenLoader(grown, **packed)._run_order.blend.weights != old._run_order.blend.weights
+    new = TokenLoader.from_state(saved(old), grown, grown=True)
+    for loader in (new, TokenLoader.from_state(saved(new)), pickle.loads(pickle.dumps(new))):
+        assert loader._run_order.blend.weights == old._run_order.blend.weights
+        assert saved(loader)["sources"][NAME]["average"] == saved(old)["sources"][NAME]["average"]
+    with pytest.raises(NielsCacheError, match="edited"):
+        TokenLoader.from_state({**saved(new), "sources": changed(saved(new), average=[0, 5])})
+
+
 def test_a_pass_ends_with_the_old_epoch(caches: Grown) -> None:
     old = TokenLoader(caches["old"], **SETTINGS, epochs=1)
     taken(old, 4)

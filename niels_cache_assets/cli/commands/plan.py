@@ -49,8 +49,9 @@ def run(arguments: argparse.Namespace) -> None:
     folder = str(cache.directory / (arguments.split or "train"))
     plans = [count_rows(folder, T=T, block_files=arguments.blocks) for T in arguments.T or _LENGTHS]
     if arguments.write:
+        index = str(cache.directory.parents[1] / "index")  # named, so that a plan that cannot be written is an error
         for plan in plans:
-            PackedDocuments(folder, T=plan.T, packing=DocumentPacking(seed=None, block_files=arguments.blocks))
+            PackedDocuments(folder, T=plan.T, packing=DocumentPacking(seed=None, block_files=arguments.blocks, plans=index))
     if print_facts(arguments, {"plans": [{**plan._asdict(), "padding": plan.padding, "least_rows": plan.least_rows} for plan in plans]}):
         return
     table = new_table(*_COLUMNS, right=_COLUMNS)

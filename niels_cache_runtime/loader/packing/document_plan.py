@@ -135,10 +135,8 @@ class EpochKeys:
         size, length, unit = classes.view(np.uint64)
         summands = _mixed((unit << _HALF | length) + self._classes)
         keys = [(summands, factor) for factor in self._factors]
-        longest = np.ceil(np.sqrt(size)).astype(np.uint32)  # of a nearly tight rectangle
-        size = size.astype(np.uint32)
-        sides = longest, (size - np.uint32(1)) // longest + np.uint32(1)
-        return permute(places.astype(np.uint32), size, sides, keys, backwards=backwards).astype(IDX_DTYPE)
+        side = np.ceil(np.sqrt(size)).astype(np.uint32)  # of a square: with a side of 2, some pairs of 5 documents are seen too often
+        return permute(places.astype(np.uint32), size.astype(np.uint32), (side, side), keys, backwards=backwards).astype(IDX_DTYPE)
 
     def sort_key(self, rows: Ints, slots: Ints) -> Array:
         """Return a number of 32 bits that decides the place of a slot in its row."""
