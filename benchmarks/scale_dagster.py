@@ -43,6 +43,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.home.instance import ensure_instance
+from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.project.registry import load_registry
 from scale import Row
 
@@ -60,7 +61,7 @@ def prepare(work: Path, parts: int) -> list[str]:
     config.write_text(CONFIG.format(parts=parts), encoding="utf-8")
     os.environ.update(DAGSTER_HOME=str(work / "home"), NIELS_CACHE_CONFIG=str(config), NIELS_CACHE_PROFILE="quickstart")
     os.environ["NIELS_CACHE_ROOT"] = str(work / "cache")
-    return keys.parts_of_datasets(load_registry())["web"]
+    return [f"web/{part_name(number)}" for number in range(parts)]
 
 
 def database_bytes(home: Path) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails
 
 from niels_cache_assets.base.choices import raise_unknown_choice
@@ -35,6 +36,7 @@ _TYPES = {  # by type in JSON Schema: one value, and several
     "integer": ("a whole number", "whole numbers"),
     "number": ("a number", "numbers"),
     "boolean": ("true or false", "true and false"),
+    "date": ("a date", "dates"),  # a format
     None: ("a table", "tables"),  # a reference to the schema of a table
 }
 
@@ -161,7 +163,7 @@ def _describe_type(schema: Schema) -> str:
         return f"a list of {_plural(items)}" if items else "a list"
     if schema.get("type") == "object":
         return f"a table of {_plural(values)} by name" if isinstance(values, Mapping) else "a table"
-    return _TYPES[schema.get("type")][0]
+    return _TYPES.get(schema.get("format", ""), _TYPES[schema.get("type")])[0]
 
 
 def _plural(schema: Schema) -> str:
@@ -185,9 +187,18 @@ def _members(schema: Schema) -> list[Schema]:
     return [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
 
 
+class _AnySchema(GenerateJsonSchema):
+    """The generator of schemas that gives an empty one for a type without JSON Schema, which a plug-in may have."""
+
+    ignored_warning_kinds = frozenset({"non-serializable-default"})
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
+        return {}
+
+
 @cache
 def _whole_schema(model: type[BaseModel]) -> Schema:
-    return model.model_json_schema(ref_template="{model}")
+    return model.model_json_schema(ref_template="{model}", schema_generator=_AnySchema)
 
 
 def _schema(model: type[BaseModel], path: Sequence[int | str]) -> Schema:

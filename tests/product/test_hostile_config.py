@@ -3,11 +3,12 @@
 import math
 import re
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from niels_cache_assets.base.toml import parse_toml
 from niels_cache_assets.cleaning.settings import CleaningSettings
@@ -153,6 +154,24 @@ def told(model: type[BaseModel], table: dict[str, Any], key: str) -> list[str]:
     except ValidationError as error:
         return [said for said in explain_problems(error, model, table) if re.match(rf" {key}[. ]", said)]
     return []
+
+
+class Plugin(BaseModel):
+    """A table with a type that has no JSON Schema, and with a date, which TOML writes without quotation marks."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    registry: Registry | None = None
+    since: date | None = None
+    days: int = 3
+
+
+def test_a_table_of_a_plug_in_with_any_types_has_the_same_messages() -> None:
+    assert told(Plugin, {"days": "x"}, "days") == [
+        ' days = "x": must be a whole number, without quotation marks; write, for example, days = 3'
+    ]
+    assert told(Plugin, {"since": "x"}, "since") == [' since = "x": must be a date']
+    assert len(told(Plugin, {"registry": 5}, "registry")) == 1
 
 
 def mistakes() -> Iterator[tuple[type[BaseModel], str, str]]:
