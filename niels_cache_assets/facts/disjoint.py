@@ -7,8 +7,8 @@ Near copies need the texts. Val is decoded into a set of texts (dedup/text_set.p
 set, on all cores. If train has more than SAMPLE_TOKENS tokens and not everything is requested, a sample of about this size is compared: the
 documents that a hash of the seed and of their ordinal chooses.
 
-Cost: about 0.1 s for each million compared tokens, and a read of 8 bytes for each document. Memory: 16 bytes for each document of val,
-the set of texts, and a few chunks.
+Cost: about 0.1 s for each million compared tokens, and a read of 8 bytes for each document. Memory: up to 24 bytes for each document of
+val, the set of texts, and a few chunks.
 
 This module repairs nothing: to remove copies, use decontaminate and dedup in the next build. A build with decontaminate = "near" has
 already compared all whole texts, so near copies are not looked for again, unless this threshold is lower. If the build used decontaminate,

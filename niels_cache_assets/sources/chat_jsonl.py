@@ -242,7 +242,8 @@ class ChatJsonl(FileSource, SftSource):
         return {key: name for key in (*keys, "system_field", "tools_field") if (name := getattr(self, key))}
 
     def _rows(self, file: SourceFile, position: FilePosition | None = None) -> RowStream:
-        return file_rows(file, position, self.text_options)
+        labels = {*LABELS}.difference(self._configured().values())  # a field that a key names holds text
+        return file_rows(file, position, self.text_options, labels=labels)
 
     def first_examples(self, count: int) -> list[Conversation | str]:
         rows = ((file.name, row, values) for file in self.readable_files() for row, values in self._rows(file))

@@ -29,10 +29,11 @@ _EMPTY_TAG = re.compile(
 )  # of XHTML; HTML has none
 _CDATA = re.compile(r"<!\[CDATA\[((?:[^<\]]++|<(?!!\[)|](?!]>))*+)]]>")  # also of XHTML
 _COMMENT = r"<!--(?:[^-]++|-(?!->))*+-->"
+_QUOTED = r""""[^"]*+"|'[^']*+'"""
 _DECLARATIONS = re.compile(  # in a document type; also of XHTML
-    rf"""(?i)((?:\s++|<\?[^>]*+>|{_COMMENT})*+<!DOCTYPE[^<>\[]*+)\[((?:[^\]"'<]++|"[^"]*+"|'[^']*+'|{_COMMENT}|<)*+)\]"""
+    rf"""(?i)((?:\s++|<\?[^>]*+>|{_COMMENT})*+<!DOCTYPE[^<>\[]*+)\[((?:[^\]"'<]++|{_QUOTED}|{_COMMENT}|<(?!!--))*+)\]"""
 )
-_ENTITY = re.compile(rf"""{_COMMENT}|<!ENTITY\s++(?!(?:amp|lt|gt|quot|apos)\s)([\w.:-]++)\s++("[^"]*+"|'[^']*+')\s*+>""")
+_ENTITY = re.compile(rf"""{_QUOTED}|{_COMMENT}|<!ENTITY\s++(?!(?:amp|lt|gt|quot|apos)\s)([\w.:-]++)\s++({_QUOTED})\s*+>""")
 _REFERENCE = re.compile(r"&([\w.:-]++);")
 
 

@@ -4,8 +4,8 @@ The name of a dump ends in `.xml`, or in `.xml-p1p41242` for a part of a dump. I
 are read, and `convert` turns their wikitext into text. The `<siteinfo>` of the dump defines the language and the namespaces. A file without
 one uses that of the first file that has one, because only the first file of a divided dump may have it.
 
-Redirects are not articles: they are counted in `redirects` among the facts of the report, not as dropped documents. `mediawiki` describes
-the cost.
+Redirects are not articles: they are counted in `redirects` among the facts of the report, not as dropped documents. `dump` and
+`markup` describe the cost.
 """
 
 import os

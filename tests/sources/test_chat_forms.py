@@ -228,6 +228,8 @@ def test_labels_of_csv_are_words_and_numbers(tmp_path: Path, liked: Any, dislike
     assert proposed(path) == {**COMPLETION, "kto": "positives"}
     found, context = read(path, **COMPLETION, kto="positives")
     assert (len(found), dict(context.report.dropped)) == (2, {"kto_negative": 1})
+    found, _ = read(path, instruction_field="prompt", output_field="label")  # a text, as any field that a key names
+    assert [each.messages[-1]["content"] for each in found] == [str(each) for each in (liked, disliked, liked)]
 
 
 def test_a_late_label_stops_the_build_and_labels_that_are_none_are_refused(tmp_path: Path) -> None:

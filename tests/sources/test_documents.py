@@ -91,7 +91,15 @@ def test_a_page_is_read_as_browsers_read_it(tmp_path: Path, page: bytes, text: s
 
 
 @pytest.mark.parametrize(
-    "page", ["<p>text<p><" + "a" * 50_000, "<p>text<p>" + "<![CDATA[" * 20_000, "<!DOCTYPE html [" + "<!-- ] '<" * 20_000, "<!--" * 20_000]
+    "page",
+    [
+        "<p>text<p><" + "a" * 50_000,
+        "<p>text<p>" + "<![CDATA[" * 20_000,
+        "<!DOCTYPE html [" + "<!-- ] '<" * 20_000,
+        "<!DOCTYPE html [" + "<!--" * 90_000,
+        "<!DOCTYPE html [" + '"<!--"' * 90_000 + "]>",
+        "<!--" * 20_000,
+    ],
 )
 def test_a_page_of_what_never_ends_is_read_at_once(tmp_path: Path, page: str) -> None:
     files = one_file(tmp_path, "a.html", page.encode())

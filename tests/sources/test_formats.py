@@ -23,7 +23,7 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import encodings, rows
-from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.reading.files import SourceFile, walk_folder
 from niels_cache_assets.sources.reading.parquet_files import arrow_batches
 from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_assets.sources.reading.rows import arrow_rows, file_rows
@@ -271,6 +271,9 @@ def test_folders_that_datasets_saved_are_read_without_its_caches(tmp_path: Path)
     assert [len(source.input_files()) for source in sources_of([str(tmp_path)])] == [4]
     with pytest.raises(NielsCacheError, match=r"splits.*train"):
         read(Arrow(files=[str(tmp_path)]))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/state.json").write_text('{"text": "mine"}')
+    assert [file.name for file in walk_folder(str(tmp_path), (".json",))] == ["own/state.json"]
 
 
 def test_code_is_read_by_a_glob_one_document_per_file(tmp_path: Path) -> None:

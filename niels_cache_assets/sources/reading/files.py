@@ -266,8 +266,8 @@ def without_caches(paths: list[str]) -> list[str]:
     saved = {folder: files for folder in folders if (files := saved_files(folder))}
     if not saved:
         return paths
-    facts = ("/state.json", "/dataset_info.json", "/dataset_dict.json")
-    caches = {path for path in paths if path.endswith(facts) or (path.endswith(".arrow") and os.path.dirname(path) in saved)}
+    own = (".arrow", "/state.json", "/dataset_info.json")
+    caches = {path for path in paths if path.endswith("/dataset_dict.json") or (path.endswith(own) and os.path.dirname(path) in saved)}
     return sorted({*paths}.difference(caches).union(*saved.values()))
 
 

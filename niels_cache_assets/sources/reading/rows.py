@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -575,15 +576,17 @@ def arrow_rows(file: SourceFile, position: FilePosition | None = None, options: 
     return _rows_of_batches(file, batches, position, options)
 
 
-def file_rows(file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN) -> RowStream:
-    """Yield the rows of a file: Parquet, Arrow, CSV or JSON, according to its suffix. Labels of CSV become true and false, or 1 and 0."""
+def file_rows(
+    file: SourceFile, position: FilePosition | None = None, options: TextOptions = PLAIN, *, labels: Iterable[str] = LABELS
+) -> RowStream:
+    """Yield the rows of a file: Parquet, Arrow, CSV or JSON, according to its suffix. `labels` of CSV become true and false, or 1 and 0."""
     name = file.name.lower()
     if name.endswith(CSV):
-        return map(_with_label, csv_rows(file, position, options, on_delimiter=str))
+        return map(partial(_with_labels, labels), csv_rows(file, position, options, on_delimiter=str))
     return (parquet_rows if name.endswith(".parquet") else arrow_rows if name.endswith(ARROW) else json_rows)(file, position, options)
 
 
-def _with_label(row: tuple[int, Values]) -> tuple[int, Values]:
+def _with_labels(labels: Iterable[str], row: tuple[int, Values]) -> tuple[int, Values]:
     values = row[1]
-    values.update((name, _LABEL_VALUES.get(str(values[name]).lower(), values[name])) for name in LABELS if name in values)
+    values.update((name, _LABEL_VALUES.get(str(values[name]).lower(), values[name])) for name in labels if name in values)
     return row
