@@ -16,7 +16,7 @@ def packages_of(revision: str | None, folder: Path) -> Path:
     """Return a folder with the two packages of a git revision, which are written below `folder`, or this working tree for None."""
     if revision is None:
         return ROOT
-    command = ["git", "-C", str(ROOT), "archive", revision, "niels_cache_assets", "niels_cache_runtime"]
+    command = ["git", "-C", str(ROOT), "archive", revision, "niels_cache_*"]
     with tarfile.open(fileobj=io.BytesIO(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)) as archive:
         archive.extractall(folder / revision, filter="data")
     return folder / revision

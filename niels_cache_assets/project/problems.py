@@ -190,7 +190,8 @@ def _members(schema: Schema) -> list[Schema]:
 class _AnySchema(GenerateJsonSchema):
     """The generator of schemas that gives an empty one for a type without JSON Schema, which a plug-in may have."""
 
-    ignored_warning_kinds = frozenset({"non-serializable-default"})
+    def emit_warning(self, kind: Any, detail: str) -> None:
+        """Warn of nothing, such as a default that JSON cannot hold."""
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
         return {}
