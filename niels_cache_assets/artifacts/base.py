@@ -468,7 +468,7 @@ class Artifact(ABC):
                 sweep_attempts(self.directory)
             return
         sweep_leftovers(self.directory, resumable=resumable)
-        target = real_path(self.directory)
+        target = real_path(self.lease_target)
         if self.is_shared and set(staged_attempts(target)) - {partial_path(target)}:
             sweep_attempts(target)
 

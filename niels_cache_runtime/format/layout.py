@@ -104,7 +104,7 @@ def has_spans(meta: Mapping[str, Any] | None) -> bool:
 
 def has_target_weights(meta: Mapping[str, Any] | None) -> bool:
     """Return whether targets of a cache with this meta.json have weights other than 0 and 1, in the files of `target_weights_name`."""
-    return meta is not None and meta.get("kind") == "sft" and target_weights_name("train") in meta.get("files", ())
+    return meta is not None and meta.get("kind") == "sft" and target_weights_name("train") in (meta.get("files") or ())
 
 
 def has_pairs(meta: Mapping[str, Any] | None) -> bool:

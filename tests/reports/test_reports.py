@@ -328,7 +328,9 @@ def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[C
     items = []
     for item in report.items:
         meta = {**item.meta, "dataset_revision": text, "split_rule": text, "dropped": {text: 3}} if item.meta else {}
-        items.append(replace(item, name=text + item.name, advice=text, directory=tmp_path / text, meta=meta))
+        kind, _, name = item.key.partition("/")
+        key = f"{kind}/{text}{name}" if name else text + kind
+        items.append(replace(item, key=key, advice=text, directory=tmp_path / text, meta=meta))
     check = CheckRecord(name=text, outcome="failed", said=text, when=NOW)
     recorded = FolderHistory(newest_revision=f"now {text}", checks=(check,))
     history = History(source=text, folders={(tmp_path / text).absolute(): recorded}, checks=(check,))
