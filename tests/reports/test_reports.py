@@ -329,7 +329,7 @@ def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[C
     for item in report.items:
         meta = {**item.meta, "dataset_revision": text, "split_rule": text, "dropped": {text: 3}} if item.meta else {}
         kind, _, name = item.key.partition("/")
-        key = f"{kind}/{text}{name}" if name else text + kind
+        key = f"{kind}/{text}{name}" if name else kind
         items.append(replace(item, key=key, advice=text, directory=tmp_path / text, meta=meta))
     check = CheckRecord(name=text, outcome="failed", said=text, when=NOW)
     recorded = FolderHistory(newest_revision=f"now {text}", checks=(check,))
