@@ -87,7 +87,7 @@ def writer_of(target: Path, process: programs.Program) -> int:
     return writer.pid
 
 
-@pytest.mark.slow
+@pytest.mark.walk  # many processes of Dagster
 def test_a_materialize_or_its_step_that_is_killed_leaves_nobody_and_the_next_one_builds_and_checks(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

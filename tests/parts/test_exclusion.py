@@ -77,6 +77,7 @@ def test_the_seal_lists_ids_that_match_nothing_in_any_part(project: PartsProject
     assert not project.cache("other").exists()
 
 
+@pytest.mark.walk  # many builds
 def test_only_the_part_that_holds_the_ids_is_built_again(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("niels_cache_assets.parts.exclusion._ROWS", 4)  # the lineage of a part has several batches
     build(without(project))
