@@ -1,15 +1,27 @@
 """The export of pretrain caches to the files of other training projects, and the import of such files.
 
-    formats.py    the formats, and the plan of an export: files and sizes
-    writing.py    writes the plan to disk: all files go into a staging directory first, then they are renamed
-    replacing.py  the renaming, and the files of an older export
-    splits.py     a split of a cache, read from front to back
-    megatron.py   nanogpt.py   llmc.py   datatrove.py   olmo.py   npy.py      one format each
-    corpus_text.py        the documents of a corpus as text
-    megatron_import.py    Megatron-LM's tokens as a pretrain cache
-    hf.py                 a cache as a `datasets.Dataset`
+    formats.py      what defines a format, and the plan of an export: files and sizes
+    writing.py      writes the plan to disk: all files go into a staging directory first, then they are renamed
+    replacing.py    the renaming, and the files of an older export
+    splits.py       a split of a cache, read from front to back
+    corpus_text.py  the documents of a corpus as text
+    hf.py           a cache as a `datasets.Dataset`
+
+The formats are in the package `niels_cache_formats`, one module each. It uses what is here, and nothing imports it: a module is loaded by
+its name when it is needed.
 
 EOT (the end-of-text token) stays after each document, as in the cache. Only in the files for llm.c it comes before each document. An export
 copies tokens without looking at their values, so it takes as long as reading and writing the tokens, and a few megabytes of memory. Nothing
 is tokenized again. The command line is not handled here.
 """
+
+from importlib import import_module
+from types import ModuleType
+
+FORMATS = ("megatron", "nanogpt", "llmc", "datatrove", "olmo", "npy")
+"""The formats of tokens that `export` writes. Each has a module of this name in `niels_cache_formats`."""
+
+
+def load_format(name: str) -> ModuleType:
+    """Return a module of `niels_cache_formats`, which is imported if it was not."""
+    return import_module(f"niels_cache_formats.{name}")

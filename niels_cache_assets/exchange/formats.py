@@ -1,4 +1,4 @@
-"""The export formats, and the plan of an export, which `writing` writes to disk."""
+"""What defines a format of exports, and the plan of an export, which `writing` writes to disk."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_cache_assets.exchange import datatrove, llmc, megatron, nanogpt, npy, olmo
+from niels_cache_assets.exchange import load_format
 from niels_cache_assets.exchange.replacing import ExportTarget
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import ExportPlan, Unit, list_unit
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, Split
-from niels_cache_runtime.megatron.indexed_writer import MAX_BYTES, Link
+from niels_cache_runtime.format.layout import SPLITS, Split
+from niels_cache_runtime.megatron.indexed_writer import Link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class ExportSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Format:
-    """What differs between the export formats.
+class ExportFormat:
+    """What differs between the export formats. A module of a format has one, as `FORMAT`.
 
     Attributes:
         units: Returns the files of a split, each with at most this many bytes of tokens.
@@ -51,6 +51,7 @@ class _Format:
         label: Returns the folder of the files, and what distinguishes exports to this folder.
         notes_and_lines: Returns notes for the user, and lines of code for the other project.
         eot: Where EOT is.
+        replaced_note: A note for the user if the export replaces an older one, or nothing.
     """
 
     units: Callable[[ExportSplit, int, ExportSettings], list[Unit]]
@@ -62,41 +63,7 @@ class _Format:
     label: Callable[[str, ExportSettings], tuple[Path, str]] = lambda name, settings: (settings.out, f"{name}.{settings.format}")
     notes_and_lines: Callable[[Sequence[ExportSplit], ExportSettings], tuple[list[str], list[str]]] = lambda splits, settings: ([], [])
     eot: str = "is after each document, as in the cache"
-
-
-FORMATS = {
-    "megatron": _Format(
-        units=lambda split, most, settings: megatron.units(
-            split, stem=_stem(split.split, settings), key=settings.key, max_bytes=most, link=settings.link
-        ),
-        max_bytes=MAX_BYTES,
-        target=lambda name, split, settings: ExportTarget(list_name=megatron.list_name(_stem(split, settings), settings.key)),
-        label=lambda name, settings: (settings.out.parent, f"{settings.out.name}.megatron"),
-    ),
-    "nanogpt": _Format(
-        units=nanogpt.units,
-        target=lambda name, split, settings: ExportTarget(names=(nanogpt.file_name(split),)),
-        label=lambda name, settings: (settings.out, "nanogpt"),  # nanoGPT's files have the same names for each data set
-        notes_and_lines=lambda splits, settings: ([nanogpt.vocabulary_note(splits[0])], nanogpt.lines(splits[0])),
-    ),
-    "llmc": _Format(
-        units=llmc.units,
-        max_tokens=llmc.SHARD_TOKENS,
-        notes_and_lines=lambda splits, settings: ([llmc.WIDE_NOTE] if splits[0].dtype != TOKEN_DTYPE else [], []),
-        eot="is before each document, as llm.c reads it; in the cache it is after each",
-    ),
-    "datatrove": _Format(units=datatrove.units, max_bytes=datatrove.MAX_BYTES),
-    "olmo": _Format(
-        units=olmo.units,
-        max_bytes=olmo.MAX_BYTES,
-        notes_and_lines=lambda splits, settings: (olmo.notes(splits), olmo.lines(settings.out, splits)),
-    ),
-    "npy": _Format(
-        units=npy.units,
-        max_tokens=npy.SHARD_TOKENS,
-        notes_and_lines=lambda splits, settings: ([npy.READERS_NOTE], []),
-    ),
-}
+    replaced_note: str = ""
 
 
 def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportPlan:
@@ -112,9 +79,10 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     Raises:
         NielsCacheError: If the cache cannot be opened, if there is nothing to export, or if the format does not have one of the settings.
     """
-    folders, format = {split: directory / split for split in settings.splits}, FORMATS[settings.format]
+    format: ExportFormat = load_format(settings.format).FORMAT
+    folders = {split: directory / split for split in settings.splits}
     opened = [ExportSplit(name=name, split=split, folder=each, opened=open_split(each, doc_ends=True)) for split, each in folders.items()]
-    max_bytes = _max_bytes(settings, opened[0].dtype)
+    max_bytes = _max_bytes(format, settings, opened[0].dtype)
     splits = [split for split in opened if split.tokens]
     if not splits:
         empty = ", ".join(split.split for split in opened)
@@ -139,21 +107,15 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
         notes=(eot_note, *empty_notes, *notes),
         lines=tuple(lines),
     )
-    is_stale = settings.format == "megatron" and plan.existing()
-    return replace(plan, notes=(*plan.notes, megatron.STALE_NOTE)) if is_stale else plan
+    return replace(plan, notes=(*plan.notes, format.replaced_note)) if format.replaced_note and plan.existing() else plan
 
 
-def _stem(split: Split, settings: ExportSettings) -> str:
-    return f"{settings.out.name}_{split}" if len(settings.splits) > 1 else settings.out.name
-
-
-def _max_bytes(settings: ExportSettings, dtype: np.dtype) -> int:
+def _max_bytes(format: ExportFormat, settings: ExportSettings, dtype: np.dtype) -> int:
     """Return the size limit.
 
     Raises:
         NielsCacheError: If the limit is below one token, or if the key cannot be part of a file name.
     """
-    format = FORMATS[settings.format]
     default = format.max_bytes or format.max_tokens * dtype.itemsize
     if settings.max_bytes is not None and not default:
         raise NielsCacheError(f"max_bytes={settings.max_bytes}: {settings.format} has one file for each split")

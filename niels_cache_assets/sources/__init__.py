@@ -40,7 +40,7 @@ class _Kinds(Mapping[str, type[S]]):
 PRETRAIN_SOURCES: Mapping[str, type[PretrainSource]] = _Kinds(
     {
         "fineweb_edu": "FinewebEdu",
-        "wikitext": "Wikitext",
+        "wikitext": "niels_cache_corpora.wikitext:Wikitext",
         "roam": "Roam",
         "gutenberg": "niels_cache_corpora.gutenberg:Gutenberg",
         "wikipedia": "niels_cache_corpora.wikipedia.source:Wikipedia",

@@ -22,8 +22,8 @@ from niels_cache_assets.cli import main, progress
 from niels_cache_assets.cli.console import diagnostics, new_table, set_verbosity
 from niels_cache_assets.cli.parser import build_parsers, import_command
 from niels_cache_assets.cli.progress import BarListener, build_listener, transfer_progress
+from niels_cache_assets.exchange import FORMATS
 from niels_cache_assets.exchange.corpus_text import FileType
-from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_assets.facts.progress import BuildProgress, SpeedMeter, describe
 from niels_cache_runtime.megatron.indexed_writer import Link
 from tests.helpers import programs

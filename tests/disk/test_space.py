@@ -15,9 +15,9 @@ from niels_cache_assets.disk import space
 from niels_cache_assets.disk.journal import partial_directory
 from niels_cache_assets.disk.space import SpaceNeed, explain_disk_full, name_path, pretrain_need, require_free_space
 from niels_cache_assets.disk.staging import atomic_directory
-from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources.reading.files import file_bytes
+from niels_cache_formats.megatron_import import Vocabulary, import_megatron
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.npy_files import create_npy

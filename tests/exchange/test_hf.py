@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset
 
 from niels_cache_assets import to_hf_dataset
+from niels_cache_assets.exchange import hf
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, open_cache
 from tests.helpers.hand_made import ASST, EOT, SYS, USR, write_cache, write_pretrain, write_sft, write_stream
 
@@ -94,6 +95,16 @@ def test_labels_survive_what_datasets_makes_of_rows(root: Path) -> None:
     assert [row["targets"] for row in mapped] == [2, 3]
     picked = pickle.loads(pickle.dumps(to_hf_dataset("chats", cache_dir=root))).select([1])
     assert picked[0]["labels"][-3:] == [22, 23, EOT]
+
+
+def test_hashes_of_datasets_and_pickles_name_everything_as_1_0_0_did(root: Path) -> None:
+    dataset = to_hf_dataset("chats", cache_dir=root)
+    transform = type(dataset.format["format_kwargs"]["transform"])
+    assert {each.__module__ for each in (transform, hf._WithLabels, hf._WithSpans, hf._WithPairs)} == {hf.__name__}
+    assert transform is hf._WithLabels
+    reopened, _ = dataset.data.__reduce__()
+    assert hf._open_table is reopened
+    assert pickle.loads(pickle.dumps(dataset))[0] == dataset[0]
 
 
 def test_empty_splits_have_no_rows(root: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
+from niels_cache_formats.megatron_import import Vocabulary, import_megatron
 from niels_cache_runtime import NielsCacheError, read_meta
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, TOKEN_DTYPES, doc_ends_name, list_shards
 from niels_cache_runtime.format.meta import Meta
@@ -81,7 +81,7 @@ def test_every_dtype_becomes_uint16(tmp_path: Path, dtype: Any) -> None:
 def test_the_vocabulary_or_else_the_largest_token_decides_the_dtype(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int, vocabulary: Vocabulary, dtype: str, split: str
 ) -> None:
-    monkeypatch.setattr("niels_cache_assets.exchange.megatron_import._TOKENS", 2)
+    monkeypatch.setattr("niels_cache_formats.megatron_import._TOKENS", 2)
     documents = {name: [[5, 6], [7, 8, 9], [largest if name == split else 9]] for name in SPLITS}
     prefixes = {name: write_indexed(tmp_path / name, documents[name], dtype=np.int32) for name in SPLITS}
     meta = imported(tmp_path / "a", vocabulary=vocabulary, **prefixes)
@@ -109,8 +109,8 @@ def test_blocks_of_tokens_and_documents_do_not_show(tmp_path: Path, monkeypatch:
     documents = random_documents(200, seed=3)
     prefix = write_indexed(tmp_path / "x", documents, dtype=np.int32)
     whole = imported(tmp_path / "whole" / "a", vocabulary=KNOWN, train=prefix)
-    monkeypatch.setattr("niels_cache_assets.exchange.megatron_import._TOKENS", 7)
-    monkeypatch.setattr("niels_cache_assets.exchange.megatron_import._DOCUMENTS", 3)
+    monkeypatch.setattr("niels_cache_formats.megatron_import._TOKENS", 7)
+    monkeypatch.setattr("niels_cache_formats.megatron_import._DOCUMENTS", 3)
     assert imported(tmp_path / "blocks" / "a", vocabulary=KNOWN, train=prefix) == whole
     assert whole["documents"] == {"train": 200, "val": 0}
     hint = imported(tmp_path / "hint" / "a", train=prefix)["facts"]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niels_cache_assets.exchange import olmo
 from niels_cache_assets.exchange.writing import ExportPlan
+from niels_cache_formats import olmo
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from tests.helpers.exports import OLMO_IMPORTS, WIDE, export, planned, random_documents, read_back, stream_of, write_documents_cache

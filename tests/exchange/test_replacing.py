@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.base.processes import InterruptRequested, stop_on_signals
+from niels_cache_assets.exchange import FORMATS
 from niels_cache_assets.exchange import replacing as placing
-from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_runtime import NielsCacheError
 from tests.helpers.exports import contents, export, planned, random_documents, write_documents_cache

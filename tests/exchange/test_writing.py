@@ -13,8 +13,7 @@ import pytest
 from niels_cache_assets.base.processes import InterruptRequested
 from niels_cache_assets.cli import main
 from niels_cache_assets.disk import space
-from niels_cache_assets.exchange import writing
-from niels_cache_assets.exchange.formats import FORMATS
+from niels_cache_assets.exchange import FORMATS, writing
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_runtime import NielsCacheError
 from tests.helpers.exports import contents, export, planned, random_documents, write_documents_cache

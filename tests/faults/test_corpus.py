@@ -29,7 +29,8 @@ from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.corpus import store
 from niels_cache_assets.dedup import ranges
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
-from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
+from niels_cache_assets.exchange import FORMATS
+from niels_cache_assets.exchange.formats import ExportSettings, plan_export
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.streaming import encode

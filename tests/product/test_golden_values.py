@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from niels_cache_assets.defs.assembly import build_defs
-from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
+from niels_cache_assets.exchange import FORMATS
+from niels_cache_assets.exchange.formats import ExportSettings, plan_export
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.tokenizer.byte_level import train_byte_level
 from niels_cache_runtime import SFT, Blocks, DatasetLoader, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader

@@ -14,10 +14,10 @@ import pytest
 from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache, write_unbuilt_cache
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
-from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.streaming.decontaminate import ReferenceOrigin, ReferenceTexts
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, open_model
+from niels_cache_formats.megatron_import import Vocabulary, import_megatron
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import FORM_OF, form_problem

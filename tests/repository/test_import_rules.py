@@ -4,15 +4,18 @@ import ast
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
+
+import pytest
 
 import niels_cache_runtime
 from tests.helpers import programs
 
 ROOT = Path(niels_cache_runtime.__file__).parent.parent
 RUNTIME = sorted((ROOT / "niels_cache_runtime").rglob("*.py"))
-BESIDE = sorted((ROOT / "niels_cache_corpora").rglob("*.py"))
-ASSETS = [*sorted((ROOT / "niels_cache_assets").rglob("*.py")), *BESIDE]
+BESIDE = {name: sorted((ROOT / name).rglob("*.py")) for name in ("niels_cache_corpora", "niels_cache_formats")}
+ASSETS = [*sorted((ROOT / "niels_cache_assets").rglob("*.py")), *chain(*BESIDE.values())]
 RUNTIME_MAY_IMPORT = sys.stdlib_module_names | {"numpy", "torch", "niels_cache_runtime"}
 OPTIONAL = {
     "lightning.py": {"lightning"},
@@ -72,10 +75,27 @@ print("imported", len({modules!r}))
     assert done.stdout.strip() == f"imported {len(free)}", done.stderr
 
 
-def test_no_module_of_the_packages_imports_the_corpora_beside_them() -> None:
-    assert len(BESIDE) >= 5
-    others = [path for path in [*ASSETS, *RUNTIME] if path not in BESIDE]
-    assert [path.name for path in others if "niels_cache_corpora" in imported_packages(path)] == []
+@pytest.mark.parametrize("package", BESIDE)
+def test_no_module_of_another_package_imports_what_is_beside_the_two(package: str) -> None:
+    assert len(BESIDE[package]) >= 5
+    others = [path for path in [*ASSETS, *RUNTIME] if path not in BESIDE[package]]
+    assert len(others) > 400
+    assert [path.name for path in others if package in imported_packages(path)] == []
+
+
+def test_the_command_line_and_a_plan_of_an_export_load_only_the_format_that_is_written() -> None:
+    script = """
+import sys
+import niels_cache_assets.exchange.formats, niels_cache_assets.exchange.hf, niels_cache_assets.cli.commands.export
+from niels_cache_assets.cli.parser import import_command
+import_command("import")
+from niels_cache_assets.exchange import load_format
+before = [name for name in sys.modules if name.startswith("niels_cache_formats")]
+load_format("npy")
+print(before, sorted(name for name in sys.modules if name.startswith("niels_cache_formats")))
+"""
+    done = programs.run("-c", script, cwd=ROOT)
+    assert done.stdout.strip() == "[] ['niels_cache_formats', 'niels_cache_formats.npy']", done.stderr
 
 
 def test_reading_and_verifying_a_cache_does_not_load_torch() -> None:

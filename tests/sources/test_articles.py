@@ -16,8 +16,8 @@ from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.roam import Roam, _outline
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.sources.wikitext import Wikitext, WikitextRow, articles
 from niels_cache_corpora.gutenberg import Gutenberg, strip_project_gutenberg
+from niels_cache_corpora.wikitext import Wikitext, WikitextRow, articles
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.hub_repositories import parquet, wikitext_rows
 from tests.helpers.messages import missing

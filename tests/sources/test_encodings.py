@@ -29,12 +29,12 @@ from niels_cache_assets.sources.reading.encodings import DecodesText, decoding_w
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source
-from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_corpora.dolly15k import Dolly15k
 from niels_cache_corpora.gutenberg import Gutenberg
 from niels_cache_corpora.oasst1 import Oasst1
 from niels_cache_corpora.wikipedia import dump as mediawiki
 from niels_cache_corpora.wikipedia.source import Wikipedia
+from niels_cache_corpora.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from tests.helpers.dagster_tools import json_of

@@ -14,8 +14,8 @@ import pytest
 from niels_cache_assets.sources.fineweb_edu import FinewebEdu
 from niels_cache_assets.sources.hub.errors import hub_errors
 from niels_cache_assets.sources.huggingface import Huggingface
-from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_corpora.gutenberg import Gutenberg
+from niels_cache_corpora.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers import programs
 from tests.helpers.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, fineweb_row, hub_repositories, json_lines, parquet

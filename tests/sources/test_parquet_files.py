@@ -22,10 +22,10 @@ from niels_cache_assets.sources.reading import parquet_files
 from niels_cache_assets.sources.reading.parquet_files import ParquetTable, join_batches, prefetch_batches
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source
-from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_corpora.dolly15k import Dolly15k
 from niels_cache_corpora.gutenberg import Gutenberg
 from niels_cache_corpora.oasst1 import Oasst1
+from niels_cache_corpora.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers import programs
 from tests.helpers.read_sources import read

@@ -14,9 +14,9 @@ import pytest
 
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
 from niels_cache_assets.corpus import store
+from niels_cache_assets.exchange import FORMATS
 from niels_cache_assets.exchange.corpus_text import FileType, TextExport
-from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
-from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
+from niels_cache_assets.exchange.formats import ExportSettings, plan_export
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.huggingface import Huggingface
@@ -27,11 +27,12 @@ from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source, StreamContext
-from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_corpora.dolly15k import Dolly15k
 from niels_cache_corpora.gutenberg import Gutenberg
 from niels_cache_corpora.wikipedia import dump as mediawiki
 from niels_cache_corpora.wikipedia.source import Wikipedia
+from niels_cache_corpora.wikitext import Wikitext
+from niels_cache_formats.megatron_import import Vocabulary, import_megatron
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron import IndexedWriter
 from tests.helpers.builds import find_duplicates, prepare_corpus
@@ -277,7 +278,7 @@ def test_an_export_counts_the_bytes_of_its_files(tmp_path: Path, format: str) ->
 
 
 def test_an_import_counts_the_bytes_that_it_looks_at_imports_and_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("niels_cache_assets.exchange.megatron_import._TOKENS", 100)
+    monkeypatch.setattr("niels_cache_formats.megatron_import._TOKENS", 100)
     for name, tokens in (("train", 700), ("val", 200)):
         with IndexedWriter(tmp_path / name, dtype=np.int32) as writer:
             writer.add_document(np.arange(tokens, dtype=np.int32))

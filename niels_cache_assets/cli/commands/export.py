@@ -1,6 +1,6 @@
 """The command `export FORMAT NAME`, which writes a pretrain cache as files of another project, or the documents of a corpus as text.
 
-niels_cache_assets.exchange defines the formats of tokens, and exchange/corpus_text.py defines the files of text.
+niels_cache_formats defines the formats of tokens, and exchange/corpus_text.py defines the files of text.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from niels_cache_assets.cli.command import (
     whole_number,
 )
 from niels_cache_assets.cli.console import display, new_table, print_facts
+from niels_cache_assets.exchange import FORMATS
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.exchange.formats import ExportSettings
 
 TEXT = "text"
-FORMATS = ("megatron", "nanogpt", "llmc", "datatrove", "olmo", "npy", TEXT)  # help must not wait for the import of exchange/
-
 
 COMMAND = Command(
     options=(
-        option("format", "FORMAT", "megatron, nanogpt, llmc, datatrove, olmo, npy or text", choices=FORMATS),
+        option("format", "FORMAT", "megatron, nanogpt, llmc, datatrove, olmo, npy or text", choices=(*FORMATS, TEXT)),
         option("name", "NAME", "a built pretrain data set"),
         option("--out", "PATH", "folder to write to; for megatron, the PREFIX of the files", required=True),
         option(

@@ -9,7 +9,7 @@ import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.defaults import ROLE_KEYS
 from niels_cache_assets.base.wording import SHORT_SHA256, format_count
@@ -18,7 +18,6 @@ from niels_cache_assets.cli.console import display, print_facts
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.exchange.megatron_import import Vocabulary
     from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.layout import Split
     from niels_cache_runtime.format.meta import Meta
@@ -59,20 +58,21 @@ def run(arguments: argparse.Namespace) -> None:
     """Import, and print a summary."""
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.progress import transfer_steps
-    from niels_cache_assets.exchange.megatron_import import as_prefix, import_megatron, require_prefixes
+    from niels_cache_assets.exchange import load_format
     from niels_cache_runtime.format.layout import dataset_dir
 
     registry, root = open_registry(arguments)
     _require_free_name(arguments, registry, root)
-    vocabulary = _vocabulary(arguments, registry, root)
+    megatron = load_format("megatron_import")
+    vocabulary = megatron.Vocabulary(**_vocabulary(arguments, registry, root))
     vocabulary.check()
-    prefixes: dict[Split, str] = {"train": as_prefix(arguments.prefix)}
+    prefixes: dict[Split, str] = {"train": megatron.as_prefix(arguments.prefix)}
     if arguments.val is not None:
-        prefixes["val"] = as_prefix(arguments.val)
-    require_prefixes(prefixes)
+        prefixes["val"] = megatron.as_prefix(arguments.val)
+    megatron.require_prefixes(prefixes)
     directory = dataset_dir(root, "pretrain", arguments.name)
     with failing(), transfer_steps(f"importing {arguments.name}") as on_step:
-        meta = import_megatron(
+        meta = megatron.import_megatron(
             prefixes,
             directory,
             vocabulary=vocabulary,
@@ -106,13 +106,12 @@ def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: 
         raise NielsCacheError(f"{cache.directory}: exists; choose another --name, or replace it with --force")
 
 
-def _vocabulary(arguments: argparse.Namespace, registry: Registry, root: Path) -> Vocabulary:
-    """Return the facts about the tokens that the options give.
+def _vocabulary(arguments: argparse.Namespace, registry: Registry, root: Path) -> dict[str, Any]:
+    """Return the facts about the tokens that the options give: the fields of `Vocabulary`.
 
     Raises:
         NielsCacheError: If the options contradict each other or the tokenizer of the cache root.
     """
-    from niels_cache_assets.exchange.megatron_import import Vocabulary
     from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir
     from niels_cache_runtime.format.meta import read_meta, sha256_file
 
@@ -140,7 +139,7 @@ def _vocabulary(arguments: argparse.Namespace, registry: Registry, root: Path) -
         raise NielsCacheError(f"{WHERE}: --vocab-size {arguments.vocab_size}: the tokenizer has {size}; leave it out")
     if arguments.eot is not None:  # documents may end with an id that is not the EOT of this tokenizer
         ids["eot"] = arguments.eot
-    return Vocabulary(tokenizer_sha256=sha256, vocab_size=arguments.vocab_size if size is None else size, special_ids=ids)
+    return {"tokenizer_sha256": sha256, "vocab_size": arguments.vocab_size if size is None else size, "special_ids": ids}
 
 
 def _model_file(given: str) -> Path:

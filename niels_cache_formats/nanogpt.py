@@ -4,6 +4,8 @@ nanoGPT's data/openwebtext/prepare.py writes files of the same form, with uint16
 changed.
 """
 
+from niels_cache_assets.exchange.formats import ExportFormat
+from niels_cache_assets.exchange.replacing import ExportTarget
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import Unit, make_unit, tokens_file
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, Split
@@ -39,3 +41,11 @@ def lines(split: ExportSplit) -> list[str]:
         read = f"np.memmap(os.path.join(data_dir, f'{{split}}.bin'), dtype=np.{split.dtype.name}, mode='r')"
         found.append(f"data = {read}  # in get_batch of train.py, in place of both np.memmap, which read np.uint16")
     return found
+
+
+FORMAT = ExportFormat(
+    units=units,
+    target=lambda name, split, settings: ExportTarget(names=(file_name(split),)),
+    label=lambda name, settings: (settings.out, "nanogpt"),  # nanoGPT's files have the same names for each data set
+    notes_and_lines=lambda splits, settings: ([vocabulary_note(splits[0])], lines(splits[0])),
+)

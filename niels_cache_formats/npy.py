@@ -9,6 +9,7 @@ import io
 
 import numpy as np
 
+from niels_cache_assets.exchange.formats import ExportFormat
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import Unit, even_units
 
@@ -30,3 +31,6 @@ def _header(tokens: int, dtype: np.dtype) -> bytes:
     description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (tokens,)}
     np.lib.format.write_array_header_1_0(file, description)
     return file.getvalue()
+
+
+FORMAT = ExportFormat(units=units, max_tokens=SHARD_TOKENS, notes_and_lines=lambda splits, settings: ([READERS_NOTE], []))

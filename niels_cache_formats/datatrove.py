@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from niels_cache_assets.exchange.formats import ExportFormat
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit, tokens_file
 from niels_cache_runtime.cache.opening import cut_documents
@@ -64,3 +65,6 @@ def _tokenizer(split: ExportSplit) -> str:
     """
     sha256 = split.meta.get("tokenizer_sha256")
     return f"sha256:{sha256}" if sha256 else "unknown"
+
+
+FORMAT = ExportFormat(units=units, max_bytes=MAX_BYTES)

@@ -5,9 +5,12 @@ The runtime writes the files.
 
 from pathlib import Path
 
+from niels_cache_assets.exchange.formats import ExportFormat, ExportSettings
+from niels_cache_assets.exchange.replacing import ExportTarget
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit
-from niels_cache_runtime.megatron.indexed_writer import Link, plan_indexed, write_indexed
+from niels_cache_runtime.format.layout import Split
+from niels_cache_runtime.megatron.indexed_writer import MAX_BYTES, plan_indexed, write_indexed
 
 STALE_NOTE = (
     "the prefix had files already: Megatron-LM never compares its indices with the data, so those in the --data-cache-path of earlier runs "
@@ -15,8 +18,9 @@ STALE_NOTE = (
 )
 
 
-def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, link: Link) -> list[Unit]:
-    """Return all files of the split as one unit. PREFIX is `stem` in the export's folder. The errors are those of `plan_indexed`."""
+def units(split: ExportSplit, max_bytes: int, settings: ExportSettings) -> list[Unit]:
+    """Return all files of the split as one unit. The errors are those of `plan_indexed`."""
+    stem, key = _stem(split.split, settings), settings.key
     files: list[PlannedFile] = []
     for part in plan_indexed(stem, split.folder, max_bytes=max_bytes, key=key):
         tokens = part.end_token - part.first_token
@@ -31,7 +35,7 @@ def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, lin
             on_bytes(done - before)
             before = done
 
-        write_indexed(stage / stem, split.folder, max_bytes=max_bytes, key=key, link=link, progress=progress)
+        write_indexed(stage / stem, split.folder, max_bytes=max_bytes, key=key, link=settings.link, progress=progress)
         on_bytes(sum(file.bytes for file in files) - before)  # the sizes of the indices
 
     return [Unit(files=tuple(files), write=write)]
@@ -40,3 +44,17 @@ def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, lin
 def list_name(stem: str, key: str | None) -> str:
     """Return the name of the list of files of an export to this PREFIX. With a different key, Megatron's PREFIX is different."""
     return f"{stem if key is None else f'{stem}_{key}_document'}.megatron.files"
+
+
+def _stem(split: Split, settings: ExportSettings) -> str:
+    """Return the name of PREFIX in the export's folder."""
+    return f"{settings.out.name}_{split}" if len(settings.splits) > 1 else settings.out.name
+
+
+FORMAT = ExportFormat(
+    units=units,
+    max_bytes=MAX_BYTES,
+    target=lambda name, split, settings: ExportTarget(list_name=list_name(_stem(split, settings), settings.key)),
+    label=lambda name, settings: (settings.out.parent, f"{settings.out.name}.megatron"),
+    replaced_note=STALE_NOTE,
+)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from niels_cache_assets.exchange.formats import ExportFormat
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import PlannedFile, Unit, make_unit, tokens_file
 from niels_cache_runtime.cache.opening import cut_documents
@@ -106,3 +107,10 @@ def _csv(starts: Uints, ends: Uints) -> bytes:
     written = BufferOutputStream()
     write_csv(table({"start": starts, "end": ends}), written, WriteOptions(include_header=False))
     return written.getvalue().to_pybytes()
+
+
+FORMAT = ExportFormat(
+    units=units,
+    max_bytes=MAX_BYTES,
+    notes_and_lines=lambda splits, settings: (notes(splits), lines(settings.out, splits)),
+)

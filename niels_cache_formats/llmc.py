@@ -8,9 +8,11 @@ val. Here val is the val split of the cache, and the shards of each split are nu
 
 import numpy as np
 
+from niels_cache_assets.exchange.formats import ExportFormat
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import Unit, even_units
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import TOKEN_DTYPE
 
 HEADERS = {2: (20240520, 1), 4: (20240801, 7)}  # magic and version, by the bytes of a token
 WIDE_NOTE = "of llm.c's programs, only train_llama3.py reads uint32 tokens"
@@ -35,3 +37,11 @@ def _header(tokens: int, dtype: np.dtype) -> bytes:
     header = np.zeros(HEADER_INTS, dtype="<i4")
     header[:3] = *HEADERS[dtype.itemsize], tokens
     return header.tobytes()
+
+
+FORMAT = ExportFormat(
+    units=units,
+    max_tokens=SHARD_TOKENS,
+    notes_and_lines=lambda splits, settings: ([WIDE_NOTE] if splits[0].dtype != TOKEN_DTYPE else [], []),
+    eot="is before each document, as llm.c reads it; in the cache it is after each",
+)
