@@ -27,10 +27,10 @@ from pathlib import Path
 
 import plain_cleaning
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.normalizers import normalize
 from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_cleaning.chain import Cleaner
+from niels_cache_cleaning.normalizers import normalize
 
 CHUNK = 256
 Chunk = tuple[int, list[Document]]

@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 
 import repository_path  # noqa: F401
-from niels_cache_assets.cleaning.languages import identify_language
-from niels_cache_assets.cleaning.normalizers import collapse_blanks, replace_unreadable
+from niels_cache_cleaning.languages import identify_language
+from niels_cache_cleaning.normalizers import collapse_blanks, replace_unreadable
 from tests.helpers.prose import PARAGRAPHS, unspaced_documents
 
 SIZE = 400

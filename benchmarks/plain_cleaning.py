@@ -1,6 +1,6 @@
 """The rules of docs/cleaning.md again, in slow and simple Python. benchmarks/cleaning.py compares the cleaning chain with this code.
 
-Nothing here uses `niels_cache_assets.cleaning`. The order of the reasons is that of the documentation.
+Nothing here uses `niels_cache_cleaning`. The order of the reasons is that of the documentation.
 """
 
 import html

@@ -62,11 +62,11 @@ def per_second(work: Callable[[Any], object], given: list[Any], megabytes: float
 def measure(number: int) -> dict[str, float]:
     """Return the megabytes per core-second of each step, and the number of kept documents."""
     from niels_cache_assets.base.documents import Document
-    from niels_cache_assets.cleaning import filters, normalizers, quick_checks
-    from niels_cache_assets.cleaning.chain import Cleaner
     from niels_cache_assets.cleaning.settings import CleaningSettings
     from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk
     from niels_cache_assets.sources.jsonl import Jsonl
+    from niels_cache_cleaning import filters, normalizers, quick_checks
+    from niels_cache_cleaning.chain import Cleaner
 
     settings = CleaningSettings()
     documents = [Document(page, file="web.jsonl", row=row, source_id=str(row)) for row, page in enumerate(mixed_pages(number))]

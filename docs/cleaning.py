@@ -10,12 +10,12 @@ from types import FunctionType
 
 import numpy as np
 
-from niels_cache_assets.cleaning.filters import FILTERS, RULES
-from niels_cache_assets.cleaning.languages import STOP_WORDS
-from niels_cache_assets.cleaning.normalizers import NORMALIZERS
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.bands import choose_bands
 from niels_cache_assets.dedup.settings import DedupSettings
+from niels_cache_cleaning.filters import FILTERS, RULES
+from niels_cache_cleaning.languages import STOP_WORDS
+from niels_cache_cleaning.normalizers import NORMALIZERS
 
 TARGET = Path(__file__).with_suffix(".md")
 

@@ -11,12 +11,10 @@ one side of the limit are the documents that a new limit would keep or drop. The
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Set
-from typing import Any, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Self
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning.filters import FILTERS, RULES, DocumentFacts, FilterRule, Side, most_frequent_pair
-from niels_cache_assets.cleaning.settings import CleaningSettings
 
 FIRST = 2_000
 EVERY = 128
@@ -27,13 +25,8 @@ NEAR = 10  # steps from the limit to a sample
 EXCERPT_CHARACTERS = 400
 UNKNOWN_LANGUAGE = "und"  # ISO 639-2: undetermined
 
+Side = Literal["below", "above"]
 _Sample = tuple[int, int, dict[str, Any]]  # (steps from the limit, hash, row)
-
-
-# The filters without a limit. A text that one of the first drops has nothing to measure. The last one identifies the language, which would
-# select the stop words.
-_JUDGES = dict(FILTERS)
-FIRST_REASONS, NEXT_REASONS, LAST_REASONS = ("redirect", "empty"), ("disambiguation", "not_english"), ("language_error",)
 
 
 def example_row(document: Document, value: float | None, most: int) -> dict[str, Any]:
@@ -96,39 +89,6 @@ def weight_of(ordinal: int, bits: int) -> int:
     return 1 if ordinal < FIRST else EVERY if bits % EVERY == 0 else 0
 
 
-def limits_of(settings: CleaningSettings) -> dict[str, RuleLimit]:
-    """Return the limits that are switched on, by the key of the rule."""
-    limits = {}
-    for rule in RULES:
-        limit = getattr(settings, rule.key)
-        if limit is not None and rule.reason not in settings.skip:
-            limits[rule.key] = RuleLimit(float(limit), _step(rule, float(limit)), rule.side)
-    return limits
-
-
-def measure(facts: DocumentFacts, skip: Set[str]) -> DocumentMeasures:
-    """Return all measures of a document.
-
-    Args:
-        facts: The document.
-        skip: Filters that do not run.
-    """
-
-    def drop(reasons: tuple[str, ...]) -> int:
-        return sum(reason not in skip and _JUDGES[reason](facts) is not None for reason in reasons)
-
-    if drop(FIRST_REASONS):
-        return DocumentMeasures({}, 1, None, None)
-    others = drop(NEXT_REASONS)
-    rules = [rule for rule in RULES if rule.reason not in skip and getattr(facts.settings, rule.key) is not None]
-    found = {rule.key: rule.measure(facts) for rule in rules}
-    pair = most_frequent_pair(facts) if "repetitive" not in skip else None
-    others += drop(LAST_REASONS)
-    identified = facts.identified_language
-    language = None if identified is None else identified.code or UNKNOWN_LANGUAGE
-    return DocumentMeasures({key: value for key, value in found.items() if value is not None}, others, language, pair)
-
-
 class MeasureHistograms:
     """Histograms and samples of a chunk of the input, or of consecutive chunks.
 
@@ -149,12 +109,12 @@ class MeasureHistograms:
         self.steps: dict[str, dict[str, Counter[int]]] = {key: {"alone": Counter(), "anyway": Counter()} for key in self.limits}
         self._samples: dict[str, dict[Side, list[_Sample]]] = {key: {"below": [], "above": []} for key in self.limits}
 
-    def add(self, found: DocumentMeasures, facts: DocumentFacts, *, weight: int, bits: int) -> None:
+    def add(self, found: DocumentMeasures, document: Document, *, weight: int, bits: int) -> None:
         """Count a document.
 
         Args:
             found: Its measures.
-            facts: The document.
+            document: The document.
             weight: How many documents it stands for.
             bits: 64 random bits, which decide whether it becomes a sample.
         """
@@ -168,16 +128,16 @@ class MeasureHistograms:
             alone = not found.others and all(other == key for other in dropping)
             self.steps[key]["alone" if alone else "anyway"][step] += weight
             if alone:
-                self._add_sample(key, step, found, facts, bits)
+                self._add_sample(key, step, found, document, bits)
 
-    def _add_sample(self, key: str, step: int, found: DocumentMeasures, facts: DocumentFacts, bits: int) -> None:
+    def _add_sample(self, key: str, step: int, found: DocumentMeasures, document: Document, bits: int) -> None:
         limit = self.limits[key]
         is_above = limit.is_dropped(step) == (limit.side == "above")
         samples = self._samples[key]["above" if is_above else "below"]
         distance = abs(step) if limit.is_dropped(step) else abs(step) + 1
         if distance > NEAR or (len(samples) == SAMPLES and (distance, bits) >= samples[-1][:2]):
             return
-        row = example_row(facts.document, found.values[key], EXCERPT_CHARACTERS)
+        row = example_row(document, found.values[key], EXCERPT_CHARACTERS)
         samples.append((distance, bits, row | ({"pair": found.pair} if key == "max_bigram_share" else {})))
         _shorten(samples)
 
@@ -235,11 +195,3 @@ class MeasureHistograms:
 def _shorten(samples: list[_Sample]) -> None:
     samples.sort(key=lambda each: (each[0], each[1], each[2]["file"], each[2]["row"], each[2]["source_id"]))
     del samples[SAMPLES:]
-
-
-def _step(rule: FilterRule, limit: float) -> float:
-    if rule.form == "count":
-        return float(max(1, round(limit / STEPS_TO_LIMIT)))
-    if rule.form == "share" and 0 < limit < 1:
-        return min(limit, 1 - limit) / STEPS_TO_LIMIT
-    return (limit or 1.0) / STEPS_TO_LIMIT

@@ -10,15 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappush, heappushpop
 from operator import iadd
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, NamedTuple, Self
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.reasons import DropCounts, require_known
-from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.cleaning.measures import MeasureHistograms, example_row, weight_of
-
-if TYPE_CHECKING:
-    from niels_cache_assets.cleaning.filters import RejectedDocument
+from niels_cache_assets.cleaning.settings import REASONS
 
 EXAMPLES = 50
 MASK_EXAMPLES = 10  # of each kind
@@ -28,6 +25,20 @@ _COUNTS = ("documents", "kept", "dropped", "languages", "masked", "masked_docume
 
 _Example = tuple[int, int, dict[str, Any]]  # (negative hash, negative position in the input, row); the largest hash is on top of a heap
 _Heaps = dict[str, list[_Example]]
+
+
+class RejectedDocument(NamedTuple):
+    """A rejected document.
+
+    Attributes:
+        document: The document after normalization.
+        reason: Name of the filter.
+        value: Value that the filter measured, or None.
+    """
+
+    document: Document
+    reason: str
+    value: float | None
 
 
 class CleaningReport:
@@ -49,7 +60,7 @@ class CleaningReport:
         measures: Histograms of what the filters measure, or None.
     """
 
-    def __init__(self, seed: int, first: int = 0, *, measures: "MeasureHistograms | None" = None) -> None:
+    def __init__(self, seed: int, first: int = 0, *, measures: MeasureHistograms | None = None) -> None:
         self.seed = seed
         self.documents = 0
         self.kept = 0
@@ -68,7 +79,7 @@ class CleaningReport:
         bits = _keyed_hash(self.seed, ordinal)
         return weight_of(ordinal, bits), bits
 
-    def add(self, result: "Document | RejectedDocument", language: str | None = None) -> None:
+    def add(self, result: Document | RejectedDocument, language: str | None = None) -> None:
         """Count the next document of the input.
 
         Args:
@@ -84,7 +95,7 @@ class CleaningReport:
         self.dropped[result.reason] += 1
         self.add_example(result, place=self.documents - 1)
 
-    def add_example(self, dropped: "RejectedDocument", *, place: int) -> None:
+    def add_example(self, dropped: RejectedDocument, *, place: int) -> None:
         """Make a dropped document, which is already counted, an example.
 
         Args:

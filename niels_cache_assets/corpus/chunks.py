@@ -17,6 +17,7 @@ import numpy as np
 
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents, DropReport
 from niels_cache_assets.build_cache.resume import resume_stream
+from niels_cache_assets.cleaning import load_cleaning
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.dedup.signatures import Signatures, Signer
@@ -27,7 +28,6 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.types import BuildPosition, ResumePoint
 
 if TYPE_CHECKING:
-    from niels_cache_assets.cleaning.chain import Cleaner
     from niels_cache_assets.cleaning.report import CleaningReport
 
 LENGTH_BINS = 40  # bin b of a histogram holds texts with 2**(b-1) <= characters < 2**b; bin 0 holds empty texts
@@ -142,7 +142,7 @@ class ChunkWork:
     signer: Signer | None
 
     def __call__(self, chunk: CorpusChunk) -> PreparedChunk:
-        from niels_cache_assets.cleaning.filters import RejectedDocument
+        from niels_cache_assets.cleaning.report import RejectedDocument
 
         report = new_report(self.seed, chunk.first, cleaning=self.cleaning)
         converted, dropped_by_source, examples = self.source.convert(chunk.documents)
@@ -169,17 +169,15 @@ class ChunkWork:
 
     def _readable(self, document: Document) -> Document:
         """Return a document that the source has dropped, with its text and names as an example shows them."""
-        from niels_cache_assets.cleaning.masks import mask
-
         named = _with_writable_names(document)._replace(text=valid_unicode(document.text))
         kinds = self.cleaning.mask if self.cleaning is not None else ()
         if not kinds:
             return named
+        mask = load_cleaning("masks").mask
         return named._replace(text=mask(named.text, kinds)[0], title=named.title and mask(named.title, kinds)[0])
 
     def _clean(self, document: Document, report: CleaningReport) -> Document | None:
-        from niels_cache_assets.cleaning.filters import RejectedDocument
-        from niels_cache_assets.cleaning.report import EXCERPT_CHARACTERS
+        from niels_cache_assets.cleaning.report import EXCERPT_CHARACTERS, RejectedDocument
 
         if self.cleaning is not None:
             result = _cleaner(self.cleaning, self.source.gives_plain_text(document)).clean(document, report)
@@ -267,17 +265,16 @@ class CorpusCounts:
 
 def new_report(seed: int, first: int = 0, *, cleaning: CleaningSettings | None) -> CleaningReport:
     """Return an empty report of the documents from number `first` on. With `cleaning`, it has measures."""
-    from niels_cache_assets.cleaning.measures import MeasureHistograms, limits_of
+    from niels_cache_assets.cleaning.measures import MeasureHistograms
     from niels_cache_assets.cleaning.report import CleaningReport
 
-    return CleaningReport(seed, first, measures=MeasureHistograms(limits_of(cleaning)) if cleaning is not None else None)
+    measures = None if cleaning is None else MeasureHistograms(load_cleaning("measuring").limits_of(cleaning))
+    return CleaningReport(seed, first, measures=measures)
 
 
 @lru_cache(maxsize=2)  # one cleaner for plain text, one for markup
-def _cleaner(settings: CleaningSettings, plain_text: bool) -> Cleaner:
-    from niels_cache_assets.cleaning.chain import Cleaner
-
-    return Cleaner(settings, plain_text=plain_text)
+def _cleaner(settings: CleaningSettings, plain_text: bool) -> Any:
+    return load_cleaning("chain").Cleaner(settings, plain_text=plain_text)
 
 
 def _row(document: Document) -> DocumentRow:

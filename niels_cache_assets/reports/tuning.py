@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from niels_cache_assets.artifacts.corpus_report import source_documents
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
-from niels_cache_assets.cleaning.filters import RULES, FilterRule
+from niels_cache_assets.cleaning import load_cleaning
 from niels_cache_assets.cleaning.measures import STEPS, MeasureHistograms
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import MEASURES_NAME
@@ -91,11 +91,11 @@ def read_measures(directory: Path) -> MeasureHistograms:
 
 def _cleaning(directory: Path) -> dict[str, Any]:
     found = read_measures(directory)
-    rules = [_rule(rule, found) for rule in RULES if rule.key in found.limits]
+    rules = [_rule(rule, found) for rule in load_cleaning("filters").RULES if rule.key in found.limits]
     return {"measured": found.measured, "counted": found.documents, "languages": dict(found.languages.most_common()), "rules": rules}
 
 
-def _rule(rule: FilterRule, found: MeasureHistograms) -> dict[str, Any]:
+def _rule(rule: Any, found: MeasureHistograms) -> dict[str, Any]:
     """Return the facts about one limit.
 
     Returns:

@@ -17,9 +17,7 @@ from niels_cache_assets.base import reasons
 from niels_cache_assets.base.documents import Document, DropReport, Message, SourceReport, merge_facts
 from niels_cache_assets.base.reasons import DROP_REASONS, Stage, is_asked, reasons_of
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
-from niels_cache_assets.cleaning.filters import FILTERS, RULES, RejectedDocument
-from niels_cache_assets.cleaning.measures import FIRST_REASONS, LAST_REASONS, NEXT_REASONS
-from niels_cache_assets.cleaning.report import CleaningReport
+from niels_cache_assets.cleaning.report import CleaningReport, RejectedDocument
 from niels_cache_assets.cleaning.settings import REASONS
 from niels_cache_assets.facts.drops import summarize_drops
 from niels_cache_assets.project.registry import Registry, load_registry
@@ -29,6 +27,8 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.types import StreamContext
+from niels_cache_cleaning.filters import FILTERS, RULES
+from niels_cache_cleaning.measuring import FIRST_REASONS, LAST_REASONS, NEXT_REASONS
 from niels_cache_runtime.format.meta import read_meta
 from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.messages import missing
@@ -37,7 +37,7 @@ from tests.helpers.read_sources import read
 
 def test_the_table_has_only_reasons_that_the_code_has_and_says_for_each_what_it_means() -> None:
     root = Path(reasons.__file__).parents[len(reasons.__name__.split(".")) - 1]
-    packages = ("niels_cache_assets", "niels_cache_corpora", "niels_cache_formats")
+    packages = ("niels_cache_assets", "niels_cache_cleaning", "niels_cache_corpora", "niels_cache_formats")
     files = [path for package in packages for path in (root / package).rglob("*.py")]
     code = "\n".join(path.read_text(encoding="utf-8") for path in files if path != Path(reasons.__file__))
     made = {f"{kind}_content" for kind in ("image", "audio", "video")} | {f"{kind}_duplicate" for kind in ("exact", "near")}

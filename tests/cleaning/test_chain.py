@@ -19,14 +19,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.filters import REASONS, RejectedDocument
-from niels_cache_assets.cleaning.report import EXAMPLES, EXCERPT_CHARACTERS, CleaningReport
-from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.cleaning.report import EXAMPLES, EXCERPT_CHARACTERS, CleaningReport, RejectedDocument
+from niels_cache_assets.cleaning.settings import REASONS, CleaningSettings
 from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk
 from niels_cache_assets.corpus.layout import REJECTED
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import PretrainSource
+from niels_cache_cleaning.chain import Cleaner
 from niels_cache_corpora.wikipedia.source import Wikipedia
 from tests.golden import Golden
 from tests.helpers.depth import cases, sized

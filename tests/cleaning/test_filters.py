@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.filters import FILTERS, JUDGED_CHARACTERS, REASONS, DocumentFacts, Filter, RejectedDocument, Rejection
-from niels_cache_assets.cleaning.languages import identify_language
-from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.cleaning.report import RejectedDocument
+from niels_cache_assets.cleaning.settings import REASONS, CleaningSettings
+from niels_cache_cleaning.chain import Cleaner
+from niels_cache_cleaning.filters import FILTERS, JUDGED_CHARACTERS, DocumentFacts, Filter, Rejection
+from niels_cache_cleaning.languages import identify_language
 from tests.helpers.messages import missing
 
 BY_REASON: dict[str, Filter] = dict(FILTERS)

@@ -3,11 +3,12 @@
 import pytest
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.filters import DocumentFacts, RejectedDocument
-from niels_cache_assets.cleaning.languages import UNSPACED_LANGUAGES, _detector, identify_language, language_of
+from niels_cache_assets.cleaning.report import RejectedDocument
 from niels_cache_assets.cleaning.settings import LANGUAGES, CleaningSettings
 from niels_cache_assets.dedup.signatures import Signer, jaccard
+from niels_cache_cleaning.chain import Cleaner
+from niels_cache_cleaning.filters import DocumentFacts
+from niels_cache_cleaning.languages import UNSPACED_LANGUAGES, _detector, identify_language, language_of
 from tests.helpers.plain_signatures import shingles_of
 from tests.helpers.prose import PARAGRAPHS, unspaced_documents
 

@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.masks import mask, mask_examples
 from niels_cache_assets.cleaning.report import MASK_EXAMPLES, CleaningReport
 from niels_cache_assets.cleaning.settings import MASKS, NORMALIZERS, REASONS, CleaningSettings
 from niels_cache_assets.cli import main
+from niels_cache_cleaning.chain import Cleaner
+from niels_cache_cleaning.masks import mask, mask_examples
 
 UNSKIPPABLE = {"empty", "unreadable"}
 ANY_TEXT = tuple(name for name in (*REASONS, *NORMALIZERS) if name not in UNSKIPPABLE)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from niels_cache_assets.cleaning import normalizers
-from niels_cache_assets.cleaning.brackets import find_marks, match_pairs
-from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, NORMALIZERS, Normalizer, normalize
+from niels_cache_cleaning import normalizers
+from niels_cache_cleaning.brackets import find_marks, match_pairs
+from niels_cache_cleaning.normalizers import MARKUP_NORMALIZERS, NORMALIZERS, Normalizer, normalize
 
 BY_NAME = dict(NORMALIZERS)
 MARKS = (

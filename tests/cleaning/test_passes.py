@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning import quick_checks as proofs
-from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.filters import BULLETS, RejectedDocument
-from niels_cache_assets.cleaning.report import CleaningReport
+from niels_cache_assets.cleaning.report import CleaningReport, RejectedDocument
 from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_cleaning import quick_checks as proofs
+from niels_cache_cleaning.chain import Cleaner
+from niels_cache_cleaning.filters import BULLETS
 from tests.helpers.depth import cases
 from tests.helpers.prose import PARAGRAPHS, UNSPACED, unspaced_documents
 

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from niels_cache_assets.artifacts.base import Outcome, ReportedProgress
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.parallel import map_in_processes
-from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.corpus import chunks, store
 from niels_cache_assets.corpus.layout import DOCUMENTS, REJECTED, corpus_dir
 from niels_cache_assets.dedup.signatures import Signer
 from niels_cache_assets.project.registry import Registry
+from niels_cache_cleaning.chain import Cleaner
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.builds import prepare_corpus
 from tests.helpers.corpora import MisbehavingSource, articles, corpus_registry, with_source, write_jsonl

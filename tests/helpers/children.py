@@ -16,7 +16,7 @@ from typing import Any
 from tests.helpers.programs import Program
 
 IMPORTED = (
-    "niels_cache_assets.cleaning.chain",
+    "niels_cache_cleaning.chain",
     "niels_cache_assets.corpus.chunks",
     "tests.helpers.builds",
     "niels_cache_assets.dedup.text_set",

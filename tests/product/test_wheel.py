@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("niels_cache_assets", "niels_cache_runtime", "niels_cache_corpora", "niels_cache_formats")
+PACKAGES = ("niels_cache_assets", "niels_cache_runtime", "niels_cache_cleaning", "niels_cache_corpora", "niels_cache_formats")
 pytestmark = pytest.mark.walk
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")

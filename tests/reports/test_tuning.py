@@ -14,9 +14,7 @@ import pytest
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning import measures as cleaning_measures
-from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.filters import RULES
-from niels_cache_assets.cleaning.measures import MeasureHistograms, RuleLimit, limits_of
+from niels_cache_assets.cleaning.measures import MeasureHistograms, RuleLimit
 from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.cli import main
@@ -27,6 +25,9 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports import tuning as facts
 from niels_cache_assets.reports.page import render_tuning
 from niels_cache_assets.reports.tuning import tuning
+from niels_cache_cleaning.chain import Cleaner
+from niels_cache_cleaning.filters import RULES
+from niels_cache_cleaning.measuring import limits_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import notes, verify_cache

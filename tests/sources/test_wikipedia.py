@@ -15,12 +15,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.reading.compressed import DamagedFileError
 from niels_cache_assets.sources.text import Text
+from niels_cache_cleaning.chain import Cleaner
 from niels_cache_corpora.wikipedia import markup as wikipedia_markup
 from niels_cache_corpora.wikipedia.source import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError

@@ -10,7 +10,7 @@ import pytest
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.input_problems import input_problems
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.cleaning.filters import REASONS
+from niels_cache_assets.cleaning.settings import REASONS
 from niels_cache_assets.dedup.text_set import TextMatch
 from niels_cache_assets.defs.checks import cache
 from niels_cache_assets.facts.lineage import Lineage

@@ -1,12 +1,13 @@
 """Filters, each of which looks at one normalized document and returns a rejection or None.
 
 The first rejection counts, so cheap filters run first. The name of a filter is also the reason of its rejections, and its position in the
-cleaning stage of base/reasons.py decides when it runs. To add a filter that compares a measure with a limit, add a row to RULES; the limit
-is in settings.py. To add any other filter, write a function that takes the facts about a document, and add it to `_WITHOUT_LIMIT`. If
-Gopher has a rule (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix), the limit is that of Gopher.
+cleaning stage of `base.reasons` decides when it runs. To add a filter that compares a measure with a limit, add a row to RULES; the limit
+is in the settings of cleaning. To add any other filter, write a function that takes the facts about a document, and add it to
+`_WITHOUT_LIMIT`. If Gopher has a rule (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix), the limit
+is that of Gopher.
 
 Some definitions hold for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines
-do not count. If more than half of a text is in a script without blanks (base/scripts.py), its filters count characters: two of them count
+do not count. If more than half of a text is in a script without blanks (`base.scripts`), its filters count characters: two of them count
 as a word. The module `languages` identifies the language.
 
 A document that passes all filters costs about 0.1 ms per kilobyte. Half of this time is spent on words and pairs of words.
@@ -21,8 +22,9 @@ from typing import Literal, NamedTuple
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.scripts import unspaced_characters
-from niels_cache_assets.cleaning.languages import STOP_WORDS, Language, language_of, stop_words_in
+from niels_cache_assets.cleaning.measures import Side
 from niels_cache_assets.cleaning.settings import REASONS, CleaningSettings
+from niels_cache_cleaning.languages import STOP_WORDS, Language, language_of, stop_words_in
 
 JUDGED_CHARACTERS = 1_000_000  # a list of words takes twenty times the memory of the text; more text would hardly change the result
 
@@ -37,8 +39,6 @@ _SCRIPT_CHARACTERS = 2_000  # the beginning shows whether a text is written with
 _RUN_OF_LETTERS = re.compile(r"\w+")
 BULLETS = (*"*•‣◦⁃∙▪●·・", "- ", "– ", "— ", "+ ")
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
-
-Side = Literal["below", "above"]
 
 
 class Rejection(NamedTuple):
@@ -277,17 +277,3 @@ _WITHOUT_LIMIT: dict[str, Filter] = {judge.__name__: judge for judge in (redirec
 FILTERS: tuple[tuple[str, Filter], ...] = tuple(  # (name, filter)
     (reason, _WITHOUT_LIMIT.get(reason) or partial(_beyond_limit, [rule for rule in RULES if rule.reason == reason])) for reason in REASONS
 )
-
-
-class RejectedDocument(NamedTuple):
-    """A rejected document.
-
-    Attributes:
-        document: The document after normalization.
-        reason: Name of the filter.
-        value: Value that the filter measured, or None.
-    """
-
-    document: Document
-    reason: str
-    value: float | None

@@ -23,9 +23,9 @@ from html.entities import html5
 
 import numpy as np
 
-from niels_cache_assets.cleaning.brackets import Mark, find_marks, match_pairs, remove_spans, substitute, templates
-from niels_cache_assets.cleaning.passes import bytes_of
 from niels_cache_assets.cleaning.settings import NORMALIZERS as NAMES
+from niels_cache_cleaning.brackets import Mark, find_marks, match_pairs, remove_spans, substitute, templates
+from niels_cache_cleaning.passes import bytes_of
 from niels_cache_runtime.format.layout import Uints
 
 # Maximum characters that a pair of marks removes. The longest in 63 Wikipedia articles have 1,500, 6,500, 13,900, 1,700 and 2,100.
@@ -257,7 +257,7 @@ _ANY = (1 << 64) - 1
 
 def _bits_in(text: str) -> int:
     """Return the bits of _BITS, _UNREADABLE_BIT and _RUNS for everything that the text contains."""
-    from niels_cache_assets.cleaning import kernels
+    from niels_cache_cleaning import kernels
 
     return int(kernels.scan(bytes_of(text), _table()))
 
@@ -265,7 +265,7 @@ def _bits_in(text: str) -> int:
 @lru_cache(maxsize=1)
 def _table() -> Uints:
     """Return the bits of each code point, in the form that `kernels.scan` takes."""
-    from niels_cache_assets.cleaning import kernels
+    from niels_cache_cleaning import kernels
 
     table = np.zeros(kernels.SIZE, dtype=np.uint64)
     table[[*map(ord, _BITS)]] = [*_BITS.values()]

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.cleaning.filters import BULLETS, RULES, FilterRule
-from niels_cache_assets.cleaning.languages import STOP_WORDS, stop_words_in
-from niels_cache_assets.cleaning.passes import bytes_of
 from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_cleaning.filters import BULLETS, RULES, FilterRule
+from niels_cache_cleaning.languages import STOP_WORDS, stop_words_in
+from niels_cache_cleaning.passes import bytes_of
 from niels_cache_runtime.format.layout import Bytes
 
 _HEAD = 500  # characters in which two stop words nearly always occur
@@ -36,7 +36,7 @@ class Counts(NamedTuple):
 
 def counts(text: str) -> Counts | None:
     """Return the counts of a text, or None if it contains a character that the loop does not judge."""
-    from niels_cache_assets.cleaning import kernels
+    from niels_cache_cleaning import kernels
 
     out = np.empty(len(Counts._fields), dtype=np.int64)
     found = kernels.measure(bytes_of(f"{text} "), *_classes(), np.zeros(kernels.BUCKETS, dtype=np.uint32), out)
@@ -81,7 +81,7 @@ def _stop_words_in(text: str, code: str) -> int:
 @lru_cache(maxsize=1)
 def _classes() -> tuple[Bytes, NDArray[np.uint16]]:
     """Return the bits and the lower case of each code point, in the form that `kernels.measure` takes."""
-    from niels_cache_assets.cleaning import kernels
+    from niels_cache_cleaning import kernels
 
     classes = np.zeros(kernels.SIZE, dtype=np.uint8)
     lower = np.arange(kernels.SIZE, dtype=np.uint32).astype(np.uint16)

@@ -9,14 +9,15 @@ from collections import Counter
 from collections.abc import Set
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning.filters import FILTERS, DocumentFacts, RejectedDocument
-from niels_cache_assets.cleaning.masks import mask, mask_examples
-from niels_cache_assets.cleaning.measures import UNKNOWN_LANGUAGE, measure
-from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
-from niels_cache_assets.cleaning.passes import WORTH_IT
-from niels_cache_assets.cleaning.quick_checks import passing_filters
-from niels_cache_assets.cleaning.report import CleaningReport
+from niels_cache_assets.cleaning.measures import UNKNOWN_LANGUAGE
+from niels_cache_assets.cleaning.report import CleaningReport, RejectedDocument
 from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_cleaning.filters import FILTERS, DocumentFacts
+from niels_cache_cleaning.masks import mask, mask_examples
+from niels_cache_cleaning.measuring import measure
+from niels_cache_cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
+from niels_cache_cleaning.passes import WORTH_IT
+from niels_cache_cleaning.quick_checks import passing_filters
 
 
 class Cleaner:
@@ -63,7 +64,7 @@ class Cleaner:
                 weight, bits = report.measured_weight()
                 if weight:
                     facts.identified_language = None  # the language selects the stop words only if it has already been identified
-                    report.measures.add(measure(facts, self._skip), facts, weight=weight, bits=bits)
+                    report.measures.add(measure(facts, self._skip), facts.document, weight=weight, bits=bits)
             report.add(result, language)
             if spans and isinstance(result, Document):
                 report.add_masked(Counter(span.kind for span in spans), mask_examples(text, spans))
