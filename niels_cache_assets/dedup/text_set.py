@@ -19,7 +19,7 @@ Three bounds save work for the first two:
 
 1. J(T, V) >= t means |T and V| >= t |T|: at most (1 - t) |T| shingles of T are in no text of the set. First only the start of T is read. If
    too many of its shingles are in no text of the set, T is rejected, however long the rest is. Otherwise all of T is read. A table of
-   bits shows whether a shingle is in the set; at most a sixteenth of the bits is set. Different shingles may share a bit. Then more of T
+   bits shows whether a shingle is in the set; at most a quarter of the bits is set. Different shingles may share a bit. Then more of T
    may be read, but the result is the same. Nearly all texts are rejected here.
 2. The prefix filter (Chaudhuri, Ganti and Kaushik 2006; Bayardo, Ma and Srikant 2007): sort the shingles of every set in the same order
    (here: by hash). Two sets with J >= t then have a common shingle among the first |X| - ceil(t |X|) + 1 shingles of each set X. Only
@@ -29,14 +29,15 @@ Three bounds save work for the first two:
 
 Without `near`, t is 1 in the first bound, and the SHA-1 of the canonical text then decides.
 
-Memory is bounded by the set: at threshold 0.8, up to 7 bytes for each word and about 200 bytes for each text, and 24 bytes for each word
-with `ngrams`. The shingles (8 bytes for each word) are in an unlinked file. In the worst case, one text is compared with every text of the
-set.
+Memory is bounded by the set: up to a byte for each word and 24 bytes for each text, and a flag of up to 8 bytes for each indexed n-gram.
+All else is in unlinked files that are mapped: the shingles (8 bytes for each word), the indexed ones (12 bytes each, at threshold 0.8 a
+fifth of all) and the digests. `add_new` also remembers the digest of each text. In the worst case, one text is compared with every text of
+the set.
 """
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -45,7 +46,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from niels_cache_assets.dedup.canonical import BLANK, code_points
-from niels_cache_assets.dedup.signatures import Shingles, Signer
+from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Shingles, Signer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Bools, Bytes, Ints, Uints
 
@@ -54,10 +55,11 @@ Hashes = Uints
 
 NGRAM = 13
 _SHINGLE = 5
-_BITS_PER_SHINGLE = 16
+_BITS_PER_SHINGLE = 4
 _FLAGS_PER_HASH = 4
 _MINIMAL_HEAD = 500  # characters; a shorter start costs more than it saves
 _HEAD = 1.5  # length of the start that is read first / length that may be missing from the set; a wrong guess only costs time
+_SORTED_AT_ONCE = 1 << 21  # hashes
 _ROUNDING = 1e-9  # 0.8 * 15 is 12.000000000000002: bounds must be wide enough
 
 
@@ -95,8 +97,8 @@ class NGramLimits(NamedTuple):
 class HashIndex:
     """A table of hashes and their owners. A hash may have several owners, and an owner several hashes."""
 
-    def __init__(self, hashes: Array, owners: Array) -> None:
-        order = np.argsort(hashes, kind="stable")
+    def __init__(self, hashes: Array, owners: Array, *, is_sorted: bool = False) -> None:
+        order = slice(None) if is_sorted else np.argsort(hashes, kind="stable")
         self.hashes, self.owners = hashes[order], owners[order]
         self._low_bits = np.int64((_FLAGS_PER_HASH << len(hashes).bit_length()) - 1)
 
@@ -135,6 +137,63 @@ class HashIndex:
         return np.repeat(found, counts), self.owners[rows]
 
 
+class _HashSpool:
+    """Hashes of texts in an unlinked file, which become an index in another one. Memory: 4 bytes for each text, and what is sorted at once.
+
+    Args:
+        folder: Folder of the files. If None, the system's folder.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self.file = TemporaryFile(dir=folder)  # noqa: SIM115  (closed with the set)
+        self._counts: list[Ints] = []
+
+    def add(self, hashes: Hashes, counts: Ints) -> None:
+        """Add the hashes of some texts, one text after the other, with `counts` hashes each."""
+        self.file.write(hashes.data)
+        self._counts.append(counts.astype(np.int32))
+
+    def index(self) -> tuple[HashIndex, Ints]:
+        """Return an index of the hashes, whose owners are the numbers of the texts, and the number of hashes of each text."""
+        counts = np.concatenate([np.empty(0, np.int32), *self._counts])
+        starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        every, sample = map_spool(self.file, np.uint64), np.empty(0, np.uint64)
+        ranges = -(-len(every) // _SORTED_AT_ONCE)
+        if ranges > 1:
+            sample = np.sort(every[:: max(1, len(every) // (64 * ranges))])
+        edges = sample[np.arange(1, ranges) * len(sample) // max(1, ranges)]
+        with TemporaryFile(dir=self._folder) as in_hashes, TemporaryFile(dir=self._folder) as in_owners:
+            for number in range(ranges):
+                parts = [*_between(every, starts, edges[number - 1 : number], edges[number : number + 1])]
+                hashes, owners = map(np.concatenate, zip(*parts, strict=True))
+                order = np.argsort(hashes, kind="stable")
+                in_hashes.write(hashes[order].data)
+                in_owners.write(owners[order].data)
+            return HashIndex(map_spool(in_hashes, np.uint64), map_spool(in_owners, np.int32), is_sorted=True), counts
+
+
+def _between(every: Hashes, starts: Ints, low: Hashes, high: Hashes) -> Iterator[tuple[Hashes, Ints]]:
+    """Yield the hashes from `low` (if given) to below `high` (if given) and their owners, for some texts at a time."""
+    firsts = np.searchsorted(starts, np.arange(0, len(every), _SORTED_AT_ONCE)).tolist()
+    for first, stop in zip(firsts, [*firsts[1:], len(starts) - 1], strict=True):
+        hashes = every[starts[first] : starts[stop]]
+        owners = np.repeat(np.arange(first, stop, dtype=np.int32), np.diff(starts[first : stop + 1]))
+        chosen = np.ones(len(hashes), dtype=bool)
+        for edge in low:
+            chosen &= hashes >= edge
+        for edge in high:
+            chosen &= hashes < edge
+        yield hashes[chosen], owners[chosen]
+
+
+def map_spool(file: Any, dtype: Any) -> Array:
+    """Return what was written to a file, mapped. The map stays valid when the file is closed."""
+    file.flush()
+    size = file.tell()
+    return np.asarray(np.memmap(file, dtype, "r")) if size else np.empty(0, dtype)
+
+
 class TextSet:
     """A set of texts (see the module). A context manager, because it keeps a temporary file.
 
@@ -155,18 +214,19 @@ class TextSet:
         self._head_share = _HEAD * (1 - self._threshold)
         self._signer, self._ngram_signer = Signer(ngram=_SHINGLE), Signer(ngram=NGRAM)
         self._spool = TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
-        self._first: dict[bytes, int] = {}  # ordinal by digest
+        self._digests = TemporaryFile(dir=folder)  # noqa: SIM115
+        self._known: set[bytes] = set()  # digests, for `add_new`
         self._count = 0
         self._sizes: list[Ints] = []  # of the texts of each call
-        self._prefixes: list[tuple[Hashes, Ints]] = []
-        self._grams: list[tuple[Hashes, Ints]] = []
+        self._prefixes, self._grams = _HashSpool(folder), _HashSpool(folder)
         self.sealed = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._spool.close()
+        for file in (self._spool, self._digests, self._prefixes.file, self._grams.file):
+            file.close()
 
     def shingle(self, texts: Sequence[str]) -> Shingles:
         """Return what `add` needs of texts. Any thread may call this method."""
@@ -186,8 +246,10 @@ class TextSet:
         shingles = self._signer.shingle(texts)
         new = dict[bytes, int]()
         for index, digest in enumerate(map(bytes, shingles.digests)):
-            if digest not in self._first:
+            if digest not in self._known:
                 new.setdefault(digest, index)
+        if not self.sealed:
+            self._known.update(new)
         self._add(texts, shingles, np.array([*new.values()], dtype=np.int64))
         return [*new.values()]
 
@@ -197,16 +259,17 @@ class TextSet:
 
         if self.sealed:
             return
-        self._spool.flush()
         self._starts = np.cumsum(np.concatenate([[0], *self._sizes]), dtype=np.int64)
-        count = int(self._starts[-1])
-        self._hashes: Hashes = np.asarray(np.memmap(self._spool, np.uint64, "r", shape=(count,))) if count else np.empty(0, np.uint64)
+        self._hashes: Hashes = map_spool(self._spool, np.uint64)
+        self._every_digest: Bytes = map_spool(self._digests, np.uint8).reshape(self._count, DIGEST_BYTES)
+        self._by_digest = HashIndex(_first_words(self._every_digest), np.arange(self._count, dtype=np.int32))
+        count = len(self._hashes)
         bits = max(6, (count * _BITS_PER_SHINGLE - 1).bit_length())
         self._shift = np.uint64(64 - bits)
         self._members = np.zeros(1 << (bits - 3), np.uint8)
         kernels.set_bits(self._hashes, self._shift, self._members)
-        self._by_prefix, _ = _index_of(self._prefixes)
-        self._by_ngram, self._ngram_counts = _index_of(self._grams)
+        self._by_prefix, _ = self._prefixes.index()
+        self._by_ngram, self._ngram_counts = self._grams.index()
         self.sealed = True
 
     def find(self, texts: Sequence[str]) -> list[TextMatch | None]:
@@ -233,19 +296,18 @@ class TextSet:
             firsts = np.zeros_like(sizes)
             firsts[chosen] = sizes[chosen]
             hashes, sizes = _first_hashes(hashes, sizes, firsts), sizes[chosen]
-        for index in chosen.tolist():
-            self._first.setdefault(shingles.digests[index].tobytes(), self._count)
-            self._count += 1
+        self._digests.write(shingles.digests[chosen].data)
+        self._count += len(chosen)
         self._sizes.append(sizes)
         if self._near:
             firsts = self._prefix_lengths(sizes)
-            self._prefixes.append((_first_hashes(hashes, sizes, firsts), firsts))
+            self._prefixes.add(_first_hashes(hashes, sizes, firsts), firsts)
         if self._limits is not None:
             grams, gram_ends = self._ngram_signer.shingle([texts[index] for index in chosen.tolist()]).sets
             gram_sizes = np.diff(gram_ends, prepend=0)
             # a text of fewer words has one shingle of all its words
             firsts = np.where(_counts(shingles)[chosen] > NGRAM - _SHINGLE, gram_sizes, 0)
-            self._grams.append((_first_hashes(grams, gram_sizes, firsts), firsts))
+            self._grams.add(_first_hashes(grams, gram_sizes, firsts), firsts)
         self._spool.write(hashes.data)
 
     def _shared(self, hashes: Hashes, is_hit: Bools, limits: NGramLimits) -> TextMatch | None:
@@ -323,7 +385,14 @@ class TextSet:
         """Return the match of each text as an exact or a near copy, or None."""
         from niels_cache_assets.dedup import kernels
 
-        matches: list[TextMatch | None] = [self._exact(digest) for digest in map(bytes, shingles.digests)]
+        matches: list[TextMatch | None] = [None] * len(shingles)
+        for most in (1, sys.maxsize):  # the second time only if two digests begin with the same word
+            texts, equal = self._by_digest.find(_first_words(shingles.digests), most=most)
+            same = (shingles.digests[texts] == self._every_digest[equal]).all(axis=1)
+            for position, ordinal in zip(texts[same][::-1].tolist(), equal[same][::-1].tolist(), strict=True):  # the earliest wins
+                matches[position] = TextMatch("exact", ordinal, 1.0)
+            if same.all():
+                break
         is_left = self._missing_by_text(shingles) <= self._most_missing(_counts(shingles))
         is_left &= np.array([match is None for match in matches])
         if self._near and is_left.any():
@@ -337,22 +406,16 @@ class TextSet:
                 matches[position] = TextMatch("near", int(near[position]), float(similarities[position]))
         return matches
 
-    def _exact(self, digest: bytes) -> TextMatch | None:
-        ordinal = self._first.get(digest)
-        return None if ordinal is None else TextMatch("exact", ordinal, 1.0)
+
+def _first_words(digests: Bytes) -> Hashes:
+    """Return the first 8 bytes of each digest as a number, (n,)."""
+    return np.ascontiguousarray(digests[:, :8]).view(np.uint64).ravel()
 
 
 def _first_hashes(hashes: Hashes, sizes: Ints, firsts: Ints) -> Hashes:
     """Return the first hashes of each group, of which there are `firsts`. The groups have `sizes` hashes each."""
     within = np.arange(len(hashes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return hashes[within < np.repeat(firsts, sizes)]
-
-
-def _index_of(batches: list[tuple[Hashes, Ints]]) -> tuple[HashIndex, Ints]:
-    """Return an index of the hashes of each text, and the number of hashes of each text. The list is emptied."""
-    every, counts = map(np.concatenate, zip((np.empty(0, np.uint64), np.empty(0, np.int64)), *batches, strict=True))
-    batches.clear()
-    return HashIndex(every, np.repeat(np.arange(len(counts), dtype=np.int32), counts)), counts
 
 
 def _counts(shingles: Shingles) -> Ints:

@@ -5,6 +5,7 @@ for every way to split.
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 from hypothesis import example, given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from niels_cache_assets.base.defaults import SPECIAL_TOKENS
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.build_cache import build_pretrain_cache
+from niels_cache_assets.dedup import text_set
 from niels_cache_assets.dedup.text_set import TextMatch, TextSet
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -102,9 +104,14 @@ def test_what_is_found_is_what_comparing_with_all_of_val_finds(
     assert found == [naive_match(one, val, threshold) for one in texts]
 
 
-@pytest.mark.parametrize("threshold", [0.3, 0.8])
-def test_long_texts_at_every_similarity_are_found_from_the_threshold_on(tmp_path: Path, threshold: float) -> None:
+@pytest.mark.parametrize(("threshold", "sorted_at_once"), [(0.3, 1 << 21), (0.8, 1 << 21), (0.3, 50), (0.8, 7)])
+def test_long_texts_at_every_similarity_are_found_from_the_threshold_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threshold: float, sorted_at_once: int
+) -> None:
     """Long enough that the first part of a text decides: what has nothing in common, starts or ends alike, or is alike all over."""
+    monkeypatch.setattr(text_set, "_SORTED_AT_ONCE", sorted_at_once)
+    if sorted_at_once == 7:  # all digests begin alike
+        monkeypatch.setattr(text_set, "_first_words", lambda digests: np.zeros(len(digests), np.uint64))
     val = [" ".join(sentences(20, seed=seed, words=10)) for seed in range(4)]
     strange = [" ".join(sentences(20, seed=seed, words=10)) for seed in range(100, 104)]
     texts = [*strange]
