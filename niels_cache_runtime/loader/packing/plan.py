@@ -55,19 +55,25 @@ class RowShapes:
     places_by_length: Ints
 
 
-def group_rows(histogram: Ints, *, capacity: int) -> list[RowGroup]:
+def group_rows(histogram: Ints, *, capacity: int, most: int | None = None) -> list[RowGroup]:
     """Pack examples into rows by best fit decreasing, and return the groups of equal rows, the fullest rows first.
 
     Args:
         histogram: The number of examples of each length, from 0 to at most `capacity` tokens. There are none of length 0.
         capacity: The tokens of a row.
+        most: The most examples of a row. None means no limit.
     """
-    rows_by_room: defaultdict[int, list[tuple[_Content | None, int]]] = defaultdict(list)
+    limit = most or capacity
+    rows_by_room: defaultdict[int, list[tuple[_Content | None, int, int]]] = defaultdict(list)  # content, rows, examples of each
+    closed: defaultdict[int, list[tuple[_Content | None, int, int]]] = defaultdict(list)  # rows that take no more
     rooms = 1 << capacity  # bit r is set if a row has room for exactly r more tokens; bit `capacity` stands for a new row
 
-    def put(content: _Content | None, rows: int, *, room: int) -> None:
+    def put(content: _Content | None, rows: int, placed: int, *, room: int) -> None:
         nonlocal rooms
-        rows_by_room[room].append((content, rows))
+        if placed == limit or not room:
+            closed[room].append((content, rows, placed))
+            return
+        rows_by_room[room].append((content, rows, placed))
         rooms |= 1 << room
 
     for length in np.flatnonzero(histogram)[::-1].tolist():
@@ -76,29 +82,31 @@ def group_rows(histogram: Ints, *, capacity: int) -> list[RowGroup]:
             fitting = rooms >> length
             room = length + (fitting & -fitting).bit_length() - 1
             # Once an example is placed, its row has the least room that fits, so more examples of this length fill this row first.
-            per_row = room // length
-            content, rows = (None, -(-left // per_row)) if room == capacity else rows_by_room[room].pop()
+            content, rows, placed = (None, left, 0) if room == capacity else rows_by_room[room].pop()
+            per_row = min(room // length, limit - placed)
+            if content is None:
+                rows = -(-left // per_row)
             filled = min(rows, left // per_row)
             rows -= filled
             left -= filled * per_row
             if filled:
-                put((content, length, per_row), filled, room=room - per_row * length)
+                put((content, length, per_row), filled, placed + per_row, room=room - per_row * length)
             if left and rows:
-                put((content, length, left), 1, room=room - left * length)
+                put((content, length, left), 1, placed + left, room=room - left * length)
                 rows, left = rows - 1, 0
             if rows:
-                rows_by_room[room].append((content, rows))
+                rows_by_room[room].append((content, rows, placed))
             elif room < capacity and not rows_by_room[room]:
                 rooms ^= 1 << room
 
     groups = []
-    for room in sorted(rows_by_room):
-        for content, rows in rows_by_room[room]:
-            placed: list[tuple[int, int]] = []  # from the last placed examples to the first
+    for room in sorted({*rows_by_room, *closed}):
+        for content, rows, _ in [*closed[room], *rows_by_room[room]]:
+            contents: list[tuple[int, int]] = []  # from the last placed examples to the first
             while content is not None:
                 content, length, times = content
-                placed.append((length, times))
-            groups.append(RowGroup(rows, placed[::-1]))
+                contents.append((length, times))
+            groups.append(RowGroup(rows, contents[::-1]))
     return groups
 
 
