@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from niels_cache_runtime import Batch, BestFit, Blocks, NielsCacheError, TokenLoader
-from niels_cache_runtime.loader.packing.plan import group_rows
+from niels_cache_runtime.loader.packing.plan import group_rows, group_rows_of_few
 from tests.helpers.hand_made import EOT, rewrite_meta, write_sft, write_stream
 
 BOS = 60
@@ -169,11 +169,11 @@ def test_rows_with_as_many_documents_as_the_limit_have_no_document_of_padding(tm
     assert report.padding == 4 / 16
 
 
-def test_a_limit_of_examples_holds_in_every_row_and_none_is_lost() -> None:
-    histogram = torch.randint(0, 300, (65,), generator=torch.Generator().manual_seed(0)).numpy()
-    histogram[0] = 0
-    for most in (1, 2, 3, 7, 64):
-        groups = group_rows(histogram, capacity=64, most=most)
+def test_a_limit_of_examples_holds_in_every_row_and_costs_few_rows() -> None:
+    lengths = torch.randn(5000, generator=torch.Generator().manual_seed(0)).exp().mul(12).long().remainder(63).add(2).numpy()
+    histogram = np.bincount(lengths, minlength=65)
+    for most in (1, 2, 3, 4, 6, 9, 64):
+        groups = group_rows_of_few(histogram, capacity=64, most=most)
         found = np.zeros_like(histogram)
         for rows, content in groups:
             assert sum(times for _, times in content) <= most
@@ -181,6 +181,8 @@ def test_a_limit_of_examples_holds_in_every_row_and_none_is_lost() -> None:
             for length, times in content:
                 found[length] += rows * times
         assert np.array_equal(found, histogram)
+        least = max(-(-len(lengths) // most), -(-int(lengths.sum()) // 64))
+        assert sum(rows for rows, _ in groups) <= 1.02 * least
     assert groups == group_rows(histogram, capacity=64)
 
 

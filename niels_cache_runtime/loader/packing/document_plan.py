@@ -30,7 +30,7 @@ import numpy as np
 from niels_cache_runtime.cache.index_cache import Allocate
 from niels_cache_runtime.format.layout import IDX_DTYPE, Array, Bools, Ints, Uints
 from niels_cache_runtime.loader.order import MULTIPLIER, permute
-from niels_cache_runtime.loader.packing.plan import RowGroup, group_rows
+from niels_cache_runtime.loader.packing.plan import RowGroup, group_rows, group_rows_of_few
 from niels_cache_runtime.loader.packing.segments import number_ranges
 
 DOCUMENT_PLAN_VERSION = 1  # must change whenever the same documents, T, seed and epoch would give different rows
@@ -233,7 +233,7 @@ def build_document_plan(
         _sort_by_rest(ordinals[ordinal_count : ordinal_count + int(histogram.sum())], ends, document, last_document, histogram, settings)
         lengths = np.flatnonzero(histogram) + 1
         sizes = histogram[lengths - 1]
-        groups = group_rows(np.concatenate([[0], histogram]), capacity=settings.capacity, most=settings.most)
+        groups = _group(np.concatenate([[0], histogram]), settings)
         own = [np.cumsum(sizes) - sizes + ordinal_count, np.full_like(sizes, document), sizes, lengths, np.full_like(sizes, number)]
         ordinal_count += int(sizes.sum())
         if last_full > full:  # a class without ordinals, because each of these pieces has a row of its own
@@ -264,7 +264,7 @@ def build_document_plan(
         cut=counts["cut"],
         pieces=pieces,
         left_out=counts["left_out"],
-        least_rows=max(-(-columns // settings.capacity), -(-pieces // (settings.most or pieces or 1))),
+        least_rows=max(-(-columns // settings.capacity), units[-1].full - (-counts["rests"] // (settings.most or counts["rests"] or 1))),
     )
     tables: dict[str, Array] = {
         "units": np.array(units, dtype=np.int64),
@@ -305,6 +305,12 @@ def _count_full_pieces(allocate: Allocate, ends: Ints, settings: PieceSettings) 
         for name, is_so in (("rests", rests > 0), ("cut", pieces > 1), ("left_out", pieces == 0)):
             counts[name] += int(np.count_nonzero(is_so))
     return stored, counts
+
+
+def _group(histogram: Ints, settings: PieceSettings) -> list[RowGroup]:
+    if settings.most is None:
+        return group_rows(histogram, capacity=settings.capacity)
+    return group_rows_of_few(histogram, capacity=settings.capacity, most=settings.most)
 
 
 def _unit_starts(ends: Ints, edges: Ints, unit_documents: int) -> list[int]:
