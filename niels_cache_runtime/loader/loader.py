@@ -341,8 +341,8 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
     def load_state_dict(self, state: State, *, allow_changed: Collection[str] = (), grown: bool = False) -> None:
         """Continue where `state` was saved: the next batches are those of an uninterrupted run.
 
-        B, world_size, machines, rank, device, fields, the folders of the caches, and the weights and masks of targets may differ from the
-        saved run. The weights of a blend may differ from the saved position on.
+        B, world_size, machines, rank, cp_rank, cp_size, device, fields, the folders of the caches, and the weights and masks of targets may
+        differ from the saved run. The weights of a blend may differ from the saved position on.
 
         Args:
             state: A state of `state_dict`.
@@ -386,7 +386,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
     ) -> BatchTrace | TokenOrigin:
         """Return the origin of every token in a batch of this run, or of one token.
 
-        Column c of a row is `x[:, c]` and `y[:, c - 1]`.
+        Column c of a row is `x[:, c]` and `y[:, c - 1]`. With context parallelism, these are the columns of whole rows.
 
         Args:
             step: Any step of the run, counted as in `self.step`, with the batch size of that step.

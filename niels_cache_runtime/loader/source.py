@@ -77,7 +77,7 @@ class SampleRows:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOrigins:
-    """The origins of the tokens of samples. All arrays are (n, T+1) int64. Padding has -1 in all of them.
+    """The origins of the tokens of samples. All arrays are (n, T+1) int64. Padding, and a BOS that was added, have -1 in all of them.
 
     Attributes:
         files: The index into the source's `files`.
