@@ -118,7 +118,7 @@ def test_blocks_go_on_over_a_grown_cache(caches: Grown, steps: int) -> None:
     [
         {"packing": "best_fit", "order": "split"},
         {"packing": "best_fit", "order": Blocks(shards=2, lanes=3)},
-        {"packing": BestFit(pad_documents_to=4), "max_documents": 2, "T": 32},
+        {"packing": BestFit(pad_documents_to=4), "max_documents": 2},
     ],
 )
 def test_packed_documents_go_on_over_a_cache_that_has_grown_twice(caches: Grown, settings: dict[str, Any]) -> None:

@@ -409,7 +409,7 @@ class DocumentPlan:
         if bos is not None:
             bos[alone] = (numbers > 0) & settings.bos
             lengths[alone] = settings.T + 1 - bos[alone]
-        columns = [starts, lengths] if bos is None else [starts, lengths, classes[3], bos]
+        columns: list[Array] = [starts, lengths] if bos is None else [starts, lengths, classes[3], bos]
         if keys is not None:
             # Rows have at most 2**20 slots. Sorting numbers that end with the slot is faster than `argsort`.
             firsts = of_row.searchsorted(np.arange(len(rows)))[of_row]

@@ -100,9 +100,9 @@ class PackedDocuments(PretrainWindows):
         ids = (self.meta or {}).get("special_token_ids")
         eot = ids.get("eot") if isinstance(ids, dict) else None
         self.eot_id = eot if isinstance(eot, int) else 0
-        self._pieces = self.packing.pieces(self.T)
-        self._bos_id = ids.get("bos") if self._pieces.bos and isinstance(ids, dict) else None
-        if self._pieces.bos and not isinstance(self._bos_id, int):
+        self._piece_settings = self.packing.pieces(self.T)
+        self._bos_id = ids.get("bos") if self._piece_settings.bos and isinstance(ids, dict) else None
+        if self._piece_settings.bos and not isinstance(self._bos_id, int):
             raise NielsCacheError(f"{self.folder}: bos_on_pieces=True needs a bos among special_token_ids in meta.json; leave it out")
         self._plan = self.plan_of(documents)
         self._earlier = [(epoch, self.plan_of(count)) for epoch, count in self.packing.earlier]
@@ -168,7 +168,7 @@ class PackedDocuments(PretrainWindows):
         }
 
         def build(allocate: Any) -> None:
-            build_document_plan(allocate, ends, self._pieces, edges=edges)
+            build_document_plan(allocate, ends, self._piece_settings, edges=edges)
 
         arrays: dict[str, Array] = {}
         try:
@@ -177,7 +177,7 @@ class PackedDocuments(PretrainWindows):
             if documents > _MAX_DOCUMENTS_IN_MEMORY or self.packing.plans:
                 raise NielsCacheError(f"{error}; such a folder is packing=BestFit(plans=...)") from error
             build(lambda name, shape, dtype: arrays.setdefault(name, new_array(name, shape, dtype)))
-        return DocumentPlan(arrays, ends, self._pieces)
+        return DocumentPlan(arrays, ends, self._piece_settings)
 
     def _ends_sha256(self) -> str:
         """Return the sha256 of the file of document ends, from meta.json if it is listed there."""
@@ -226,11 +226,11 @@ class PackedDocuments(PretrainWindows):
         segments, starts, bos = self._segments_of(numbers, epoch)
         rows, lengths, pads, begun = segments.rows, segments.lengths, segments.pads(), np.flatnonzero(bos)
         ignored = segments.ignored(pads, begun)
-        padding = segments.padding(pads) if self._pieces.pad_to > 1 else None
+        padding = segments.padding(pads) if self._piece_settings.pad_to > 1 else None
         if len(begun):  # a piece of one token for each BOS, which is written over it
             rows, starts = (np.insert(each, begun, each[begun]) for each in (rows, starts))
             lengths, pads = np.insert(lengths - bos, begun, 1), np.insert(pads, begun, 0)
-        boundaries = segments.boundaries(self._pieces.most)
+        boundaries = segments.boundaries(self._piece_settings.most)
         return PackedRows(self.T, rows, starts, lengths, pads, boundaries, ignored, padding, segments.places[begun])
 
     def prepare(self, numbers: Ints, *, epoch: int) -> None:
