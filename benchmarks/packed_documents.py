@@ -23,7 +23,7 @@ from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.cache.index_cache import Allocate, IndexCache
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_DTYPE, doc_ends_name, shard_name
 from niels_cache_runtime.format.npy_files import create_npy, map_npy
-from niels_cache_runtime.loader.packing.document_plan import DocumentPlan, EpochKeys, build_document_plan
+from niels_cache_runtime.loader.packing.document_plan import DocumentPlan, EpochKeys, PieceSettings, build_document_plan
 
 T, B = 2048, 64
 FIELDS = ("document_ids", "position_ids", "cu_seqlens")
@@ -113,7 +113,7 @@ def make_plan(folder: Path, ends_path: Path, total: int) -> None:
 
     def build(allocate: Allocate) -> None:
         start = time.perf_counter()
-        build_document_plan(allocate, ends, T=T, edges=np.array([0, total]))
+        build_document_plan(allocate, ends, PieceSettings(T), edges=np.array([0, total]))
         seconds.append(time.perf_counter() - start)
 
     with Watch() as watch:
@@ -127,7 +127,7 @@ def make_plan(folder: Path, ends_path: Path, total: int) -> None:
 def open_plan(folder: Path, ends_path: Path, total: int) -> None:
     with Watch() as watch:
         start = time.perf_counter()
-        opened = DocumentPlan(IndexCache(folder / "index").open("documents", {}, print), map_npy(ends_path), T=T)
+        opened = DocumentPlan(IndexCache(folder / "index").open("documents", {}, print), map_npy(ends_path), PieceSettings(T))
         seconds = time.perf_counter() - start
         for first in range(0, 100_000, 1000):
             opened.pieces(np.arange(first, first + 1000) % opened.totals.rows, EpochKeys(0, 0))

@@ -108,11 +108,12 @@ def gather_pieces(tokens: Tokens, starts: Ints, lengths: Ints, pads: Ints, *, li
     of_piece = np.arange(len(counts)).repeat(counts)
     chunks = np.arange(len(of_piece)) * _CHUNK + (starts - (counts.cumsum() - counts) * _CHUNK)[of_piece]
     _overlapping_windows(rows, _CHUNK)[chunks + shifts[of_piece]] = _overlapping_windows(tokens, _CHUNK)[chunks]
-    for piece in np.flatnonzero(at_limit | (pads > 0)).tolist():
-        first, end = int(starts[piece] + shifts[piece]), int(ends[piece] - pads[piece])
-        if at_limit[piece]:
-            rows[first:end] = tokens[starts[piece] : starts[piece] + lengths[piece]]
-        rows[end : ends[piece]] = pad_id
+    for piece in np.flatnonzero(at_limit).tolist():
+        first = int(starts[piece] + shifts[piece])
+        rows[first : first + int(lengths[piece])] = tokens[starts[piece] : starts[piece] + lengths[piece]]
+    padded = np.flatnonzero(pads)
+    counts = pads[padded]
+    rows[np.arange(counts.sum()) + np.repeat(ends[padded] - counts.cumsum(), counts)] = pad_id
     return rows[:total]
 
 

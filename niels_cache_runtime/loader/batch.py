@@ -14,13 +14,22 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from niels_cache_runtime.cache.gather import InputTargetMaker, to_device
 from niels_cache_runtime.errors import NielsCacheError, did_you_mean
-from niels_cache_runtime.format.layout import IGNORE_INDEX, TOKEN_DTYPE, Array, Ints
-from niels_cache_runtime.loader.documents import cross_document_targets, cu_seqlens, document_ids, max_seqlen, position_ids
+from niels_cache_runtime.format.layout import IGNORE_INDEX, TOKEN_DTYPE, Array, Int32s, Ints
+from niels_cache_runtime.loader.documents import (
+    cross_document_targets,
+    cu_seqlens,
+    document_ids,
+    fill_cu_seqlens,
+    max_seqlen,
+    places_of_cp_rank,
+    position_ids,
+)
 from niels_cache_runtime.loader.run_order import SampleLocations
 from niels_cache_runtime.loader.source import DocumentStarts, Heads, SampleRows, SampleSource
 from niels_cache_runtime.loader.target_weights import TargetWeights
 
 FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids", "weights")
+_OF_INPUTS = ("x", "y", "y_masked", "document_ids", "position_ids", "weights")  # one value for each input
 _WITHOUT_DOCUMENTS = {"dataset_ids", "weights"}  # the fields that do not need the boundaries of documents
 
 
@@ -102,6 +111,8 @@ class Batch(TensorFields):
 
     `x, y = batch` gives the inputs, and the targets for the loss: `y_masked` if it is present, `y` otherwise.
 
+    With context parallelism, the fields (B, T) have the T / cp_size columns of this rank, and `cu_seqlens` and its like are of whole rows.
+
     Attributes:
         x: The inputs, (B, T) int64, contiguous.
         y: The targets, (B, T) int64, contiguous: `y[:, :-1] == x[:, 1:]`.
@@ -111,8 +122,11 @@ class Batch(TensorFields):
         position_ids: (B, T) int32, the position of each input in its document. If the document began before the row, positions count from
             the start of the row.
         cu_seqlens: (documents + 1,) int32, the start of each document among the B * T flattened inputs, and then B * T. flash-attention's
-            varlen functions take `cu_seqlens` and `max_seqlen` in this form.
-        max_seqlen: The number of tokens of the longest document in the batch. It comes with `cu_seqlens`.
+            varlen functions take `cu_seqlens` and `max_seqlen` in this form. With `max_documents`, the last value is repeated up to the
+            shape (B * max_documents + 1,). With `pad_documents_to`, padding is not counted: see `cu_seqlens_padded`.
+        max_seqlen: The number of tokens of the longest document in the batch. It comes with `cu_seqlens`. With `max_documents`, it is T.
+        cu_seqlens_padded: With `pad_documents_to`, `cu_seqlens` with padding, which is where each document begins. Attention that knows no
+            padding takes it in place of `cu_seqlens`. On a rank of context parallelism, documents begin at `cu_seqlens_padded // cp_size`.
         dataset_ids: (B,) int64, the index of each row's source in the loader's `names`.
         weights: (B, T) float32, the weight of each target in the loss. It is 0 exactly where `y_masked` is -100.
     """
@@ -124,6 +138,7 @@ class Batch(TensorFields):
     position_ids: torch.Tensor | None = None
     cu_seqlens: torch.Tensor | None = None
     max_seqlen: int | None = None
+    cu_seqlens_padded: torch.Tensor | None = None
     dataset_ids: torch.Tensor | None = None
     weights: torch.Tensor | None = None
 
@@ -143,7 +158,12 @@ class Batch(TensorFields):
         These models compare the output of column c with the label of column c + 1. So `labels` are `x`, with -100 where the token is no
         target of `y_masked`. The target of the last column has no label: a row of T tokens has T - 1 targets. With `stride=T-1`, the next
         window of a pretrain stream begins with this token, and no target is lost.
+
+        Raises:
+            NielsCacheError: With context parallelism, because the next token may be on another rank.
         """
+        if self.cu_seqlens_padded is not None and len(self.x) and int(self.cu_seqlens_padded[-1]) != self.x.numel():
+            raise NielsCacheError("labels: this rank of context parallelism has a part of each document; pass y_masked as shift_labels")
         if self.y_masked is None:
             return self.x
         return torch.nn.functional.pad(self.y_masked[:, :-1], (1, 0), value=IGNORE_INDEX)
@@ -159,6 +179,8 @@ class BatchMaker:
         fields: The optional fields to make.
         mask_cross_document_targets: Whether to mask the first target of each document.
         weights: The weights of targets, or None if all that are not masked have weight 1.
+        max_documents: The most documents of a row, or None if `cu_seqlens` has any length.
+        cp: The rank and the size of context parallelism.
     """
 
     def __init__(
@@ -170,12 +192,16 @@ class BatchMaker:
         fields: Sequence[str],
         mask_cross_document_targets: bool,
         weights: TargetWeights | None = None,
+        max_documents: int | None = None,
+        cp: tuple[int, int] = (0, 1),
     ) -> None:
         self._sources = sources
         self._T = T
         self._device = device
         self._packs = any(source.packs for source in sources)
+        self._max_documents, (self._cp_rank, self._cp_size) = max_documents, cp
         self._fields = frozenset(fields) | ({"document_ids", "position_ids", "cu_seqlens"} if self._packs else set())
+        self._fields |= {"cu_seqlens"} if max_documents else set()
         self._mask_cross = mask_cross_document_targets
         self.weights = weights
         of_weights = weights is not None and weights.needs_documents
@@ -199,9 +225,12 @@ class BatchMaker:
         optional: dict[str, Any] = {}
         if "dataset_ids" in self._fields:
             optional["dataset_ids"] = self._send(located.sources.copy())
-        boundaries = rows.boundaries
-        if boundaries is not None:
-            optional |= self._document_fields(boundaries, n)
+        boundaries, places = rows.boundaries, None
+        if boundaries is not None and self._fields - _WITHOUT_DOCUMENTS:
+            cu = cu_seqlens(boundaries, rows=n, T=self._T)
+            optional |= self._document_fields(cu, boundaries, rows.padding, n)
+            if self._cp_size > 1:
+                places = self._send(places_of_cp_rank(cu, cp_rank=self._cp_rank, cp_size=self._cp_size))
         targets = rows.targets
         if rows.ignored is not None and self.weights is not None:
             targets = np.ones((n, self._T), dtype=np.bool_)
@@ -223,19 +252,26 @@ class BatchMaker:
                 optional["y_masked"] = torch.from_numpy(np.where(targets, y.numpy(), IGNORE_INDEX))
             else:
                 optional["y_masked"] = torch.where(self._send(targets), y, IGNORE_INDEX)
-        return Batch(x=x, y=y, **optional)
+        optional |= {"x": x, "y": y}
+        if places is not None:
+            optional |= {
+                name: optional[name].flatten()[places].view(n, self._T // self._cp_size) for name in _OF_INPUTS if name in optional
+            }
+        return Batch(**optional)
 
-    def _document_fields(self, boundaries: DocumentStarts, n: int) -> dict[str, Any]:
+    def _document_fields(self, cu: Int32s, boundaries: DocumentStarts, padding: Ints | None, n: int) -> dict[str, Any]:
         tensors: dict[str, Any] = {}
-        if not self._fields - _WITHOUT_DOCUMENTS:
-            return tensors
-        cu = cu_seqlens(boundaries, rows=n, T=self._T)
         for name, make in (("document_ids", document_ids), ("position_ids", position_ids)):
             if name in self._fields:
                 tensors[name] = self._send(make(cu, rows=n, T=self._T))
         if "cu_seqlens" in self._fields:
+            tensors["max_seqlen"] = self._T if self._max_documents else max_seqlen(cu)
+            if self._max_documents:
+                cu = fill_cu_seqlens(cu, boundaries, rows=n, most=self._max_documents)
+            if padding is not None:
+                tensors["cu_seqlens_padded"] = self._send(cu)
+                cu = cu - padding.searchsorted(cu).astype(np.int32)
             tensors["cu_seqlens"] = self._send(cu)
-            tensors["max_seqlen"] = max_seqlen(cu)
         return tensors
 
     def _send(self, array: Array) -> torch.Tensor:
@@ -257,6 +293,7 @@ class BatchMaker:
         filled = np.full(n, self._T + 1) if self._packs else None
         continues = np.zeros(n, dtype=np.bool_)
         starts: list[tuple[Ints, Ints]] = []
+        paddings: list[Ints] = []
         heads: list[Heads] = []
         for places, rows in parts:
             tokens[places] = rows.tokens
@@ -266,6 +303,9 @@ class BatchMaker:
             if targets is not None and rows.ignored is not None:
                 row, column = np.divmod(rows.ignored, self._T)
                 targets[places[row], column] = False
+            if rows.padding is not None:
+                row, column = np.divmod(rows.padding, self._T)
+                paddings.append(places[row] * self._T + column)
             if rows.boundaries is not None:
                 continues[places] = rows.boundaries.continues
                 starts.append((places[rows.boundaries.rows], rows.boundaries.columns))
@@ -277,4 +317,7 @@ class BatchMaker:
             order = np.lexsort((column, row))
             boundaries = DocumentStarts(rows=row[order], columns=column[order], continues=continues)
         joined = Heads(**{name: np.concatenate([getattr(each, name) for each in heads]) for name in vars(heads[0])}) if heads else None
-        return SampleRows(tokens=tokens, boundaries=boundaries, targets=targets, filled=filled, heads=joined, weights=weights)
+        padding = np.sort(np.concatenate(paddings)) if paddings else None
+        return SampleRows(
+            tokens=tokens, boundaries=boundaries, targets=targets, padding=padding, filled=filled, heads=joined, weights=weights
+        )

@@ -1,6 +1,7 @@
 """Document boundaries of a batch, and the arrays that models take (ids, positions, cumulative lengths, attention masks).
 
     doc_ends --find_boundaries--> DocumentStarts --cu_seqlens--> cu --document_ids, position_ids, max_seqlen--> arrays of a batch
+                                                |                `--places_of_cp_rank--> the part of a rank of context parallelism
                                                 `--cross_document_targets--> targets to exclude from the loss
     document_ids --document_mask, flex_block_mask--> attention inside documents only
 
@@ -21,6 +22,7 @@ import torch
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Bools, Int32s, Ints, Uints
+from niels_cache_runtime.loader.packing.segments import number_ranges
 from niels_cache_runtime.loader.source import DocumentStarts
 
 if TYPE_CHECKING:
@@ -71,6 +73,37 @@ def cu_seqlens(boundaries: DocumentStarts, *, rows: int, T: int) -> Int32s:
 def max_seqlen(cu: Int32s) -> int:
     """Return the number of tokens in the longest segment, or 0 for an empty batch. flash-attention's varlen functions take this number."""
     return int((cu[1:] - cu[:-1]).max(initial=0))
+
+
+def fill_cu_seqlens(cu: Int32s, boundaries: DocumentStarts, *, rows: int, most: int) -> Int32s:
+    """Return cumulative lengths in the shape (rows * most + 1,), which is the same for every batch: the last one is repeated.
+
+    Raises:
+        NielsCacheError: If a row has more than `most` documents.
+    """
+    counts = np.bincount(boundaries.rows, minlength=rows) + 1
+    if counts.max(initial=0) > most:
+        raise NielsCacheError(
+            f"max_documents={most}: row {counts.argmax()} of the batch has {counts.max()} documents; use a larger number, or "
+            "packing='best_fit', which packs no more into a row"
+        )
+    return np.pad(cu, (0, rows * most + 1 - len(cu)), mode="edge")
+
+
+def places_of_cp_rank(cu: Int32s, *, cp_rank: int, cp_size: int) -> Ints:
+    """Return the places among the flattened inputs that a rank of context parallelism has, in ascending order.
+
+    Each segment is cut into 2 * cp_size equal parts, and rank r has the parts r and 2 * cp_size - 1 - r. With a causal mask, all ranks then
+    have the same work. This is the division of Megatron-Core and TransformerEngine.
+
+    Args:
+        cu: Cumulative lengths of segments, each a multiple of 2 * cp_size.
+        cp_rank: The number of the rank, from 0.
+        cp_size: The number of ranks.
+    """
+    parts = np.diff(cu).astype(np.int64) // (2 * cp_size)
+    firsts = (cu[:-1] + np.outer([cp_rank, 2 * cp_size - 1 - cp_rank], parts)).T.ravel()
+    return number_ranges(firsts, firsts + parts.repeat(2))[1]
 
 
 def document_ids(cu: Int32s, *, rows: int, T: int) -> Int32s:

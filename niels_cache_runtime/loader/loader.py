@@ -133,6 +133,12 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         mask_cross_document_targets: Whether `y_masked` hides every target that belongs to a different document than its input.
         packing: With "best_fit" or `BestFit(...)`, rows of pretrain splits hold whole documents instead of windows of the stream. Documents
             of more than T+1 tokens are cut into as few pieces as possible. Batches have the fields that SFT batches have.
+        max_documents: The most documents of a row, so that `cu_seqlens` has the same shape in every batch. Packed rows get no more. A
+            window of a stream with more is an error. Not for SFT.
+        cp_rank: The number of this process among those that share each row (context parallelism), 0 to cp_size - 1. Those of a group have
+            the same `rank`.
+        cp_size: How many processes share each row. Each has the parts `cp_rank` and 2 * cp_size - 1 - cp_rank of the 2 * cp_size parts of
+            each document. Needs `BestFit(pad_documents_to=p)` with a multiple p of 2 * cp_size. A run may change it.
         loss_weights: The weights of the targets of sources, such as `{"code": 0.5}`: 0, or 0.000001 to 1000000. The others have weight 1.
         goldfish: (k, h): leave out about one target in k, chosen by the h tokens before it in its document. So the same token after the
             same tokens is left out in every row, epoch and run, with any seed, T and number of ranks.
@@ -174,6 +180,9 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         on_exhausted: Literal["stop", "raise"] = "stop",
         mask_cross_document_targets: bool = False,
         packing: Literal["best_fit"] | BestFit | None = None,
+        max_documents: int | None = None,
+        cp_rank: int = 0,
+        cp_size: int = 1,
         loss_weights: Mapping[str, float] | None = None,
         goldfish: tuple[int, int] | None = None,
         mask_repetitive: tuple[int, int] | None = None,
@@ -193,6 +202,9 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         self._settings = settings = replace(settings, pairs=pairs)
         if settings.packing and not self._packed:
             raise NielsCacheError("packing='best_fit': is for pretrain splits, and examples of SFT are always packed whole; leave it out")
+        limits = [name for name in settings.plan_settings() if name != "bos_on_pieces"]
+        if limits and (chats := [name for name, source in self._sources.items() if source.examples is not None]):
+            raise NielsCacheError(f"{limits[0]}: is for pretrain splits, and {chats[0]} is SFT; leave one of them out")
         self._averages = {name: [source.tokens, source.samples] for name, source in self._packed.items()}
         self._run_order = self._order_with(self._averages)
         self._sizes = BatchSizes(0, 0, self.B, self.world_size, settings.machines)
@@ -329,8 +341,8 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
     def load_state_dict(self, state: State, *, allow_changed: Collection[str] = (), grown: bool = False) -> None:
         """Continue where `state` was saved: the next batches are those of an uninterrupted run.
 
-        B, world_size, machines, rank, device, fields, the folders of the caches, and the weights and masks of targets may differ from the
-        saved run. The weights of a blend may differ from the saved position on.
+        B, world_size, machines, rank, cp_rank, cp_size, device, fields, the folders of the caches, and the weights and masks of targets may
+        differ from the saved run. The weights of a blend may differ from the saved position on.
 
         Args:
             state: A state of `state_dict`.
@@ -374,7 +386,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
     ) -> BatchTrace | TokenOrigin:
         """Return the origin of every token in a batch of this run, or of one token.
 
-        Column c of a row is `x[:, c]` and `y[:, c - 1]`.
+        Column c of a row is `x[:, c]` and `y[:, c - 1]`. With context parallelism, these are the columns of whole rows.
 
         Args:
             step: Any step of the run, counted as in `self.step`, with the batch size of that step.

@@ -43,6 +43,7 @@ _SAMPLE_SETTINGS = ("T", "seed", "shuffle", "stride")
 _PACKINGS = ("best_fit",)
 _MAX_PACKED = 1 << 20  # so that the number of a piece in its row has 20 bits
 Averages = Mapping[str, Sequence[int]]
+PLAN_SETTINGS = ("bos_on_pieces", "pad_documents_to", "max_documents")  # those of packed rows, in a state only if they are set
 _RUN_SETTINGS = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 WEIGHT_SETTINGS = ("loss_weights", "goldfish", "mask_repetitive")  # in a state only if they are set
 _MOST_TOKENS = 1 << 16
@@ -107,12 +108,24 @@ class BestFit(NamesArguments):
 
     Attributes:
         plans: The folder in which the plans of the rows are kept. None means `index` in the cache root.
+        bos_on_pieces: Whether a piece that does not begin its document gets a BOS token before it, as the documents of a cache with BOS
+            have. The BOS takes a place in the row, and the token after it is no target there.
+        pad_documents_to: Each piece gets padding up to a multiple of this number of inputs, at least 2. T is a multiple of it. Context
+            parallelism needs a multiple of 2 * cp_size. None means no padding between pieces.
+
+    Raises:
+        NielsCacheError: For a value out of range.
     """
 
     plans: str | None = None
+    bos_on_pieces: bool = False
+    pad_documents_to: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plans", None if self.plans is None else os.fspath(self.plans))
+        object.__setattr__(self, "bos_on_pieces", _check_bool("bos_on_pieces", self.bos_on_pieces))
+        if self.pad_documents_to is not None:
+            object.__setattr__(self, "pad_documents_to", check_whole("pad_documents_to", self.pad_documents_to, least=2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +155,9 @@ class LoaderSettings:
     loss_weights: dict[str, float] | None = None
     goldfish: list[int] | None = None
     mask_repetitive: list[int] | None = None
+    max_documents: int | None = None
+    cp_rank: int = 0
+    cp_size: int = 1
     pairs: bool = False
 
     @classmethod
@@ -159,12 +175,13 @@ class LoaderSettings:
         """
         given = {field.name: arguments[field.name] for field in dataclasses.fields(cls) if field.name in arguments}
         _refuse_fraction(given["B"], given["world_size"])
-        for name in ("T", "B", "world_size"):
+        for name in ("T", "B", "world_size", "cp_size"):
             given[name] = check_positive(name, given[name])
-        for name in ("stride", "epochs"):
+        for name in ("stride", "epochs", "max_documents"):
             given[name] = None if given[name] is None else check_positive(name, given[name])
         given["seed"] = check_whole("seed", given["seed"], most=MAX_SEED)
-        given["rank"] = check_whole("rank", given["rank"], most=given["world_size"] - 1)
+        for name, size in (("rank", "world_size"), ("cp_rank", "cp_size")):
+            given[name] = check_whole(name, given[name], most=given[size] - 1)
         for name in ("shuffle", "drop_last", "mask_cross_document_targets"):
             given[name] = _check_bool(name, given[name])
         if given["B"] * given["T"] >= 1 << 31:
@@ -184,6 +201,12 @@ class LoaderSettings:
             raise NielsCacheError(f"sft={given['sft']!r:.60}: must be SFT(...), such as SFT(loss_on='all')")
         given["order"] = _checked_order(given["order"], given["world_size"])
         given["packing"] = _checked_packing(given["packing"], T=given["T"], stride=given["stride"])
+        pad_to, needed = given["packing"] and given["packing"].pad_documents_to, 2 * given["cp_size"]
+        if given["cp_size"] > 1 and (pad_to or 1) % needed:
+            raise NielsCacheError(
+                f"cp_size={given['cp_size']}: each document is cut into {needed} equal parts, but pad_documents_to={pad_to}; "
+                f"use packing=BestFit(pad_documents_to={needed}), or a multiple of {needed}"
+            )
         given["loss_weights"] = _checked_loss_weights(names, given["loss_weights"])
         for name, least in (("goldfish", (2, 1)), ("mask_repetitive", (1, 2))):
             given[name] = _checked_mask(name, given[name], least)
@@ -218,8 +241,13 @@ class LoaderSettings:
         """
         found = {name: getattr(self, name) for name in _SAMPLE_SETTINGS} | {name: getattr(self.sft, name) for name in _SFT_SETTINGS}
         of_order = {"order": "split"} if self.order is None else _entries_of(self.order)
-        found |= {"document_packing": _PACKINGS[0]} if self.packing else {}
+        found |= {"document_packing": _PACKINGS[0], **self.plan_settings()} if self.packing else {}
         return found | of_order | ({"kind": "preference", "packing": self.sft.packing} if self.pairs else {})
+
+    def plan_settings(self) -> dict[str, int]:
+        """Return the settings that change the plan of packed rows, by name. Only those that are set."""
+        of_packing = {} if self.packing is None else vars(self.packing)
+        return {name: of[name] for name in PLAN_SETTINGS for of in (of_packing, vars(self)) if of.get(name)}
 
     def state_settings(self) -> dict[str, Any]:
         """Return the entries of a state, from which `saved_arguments` builds an equal loader. They are JSON-able.
@@ -228,7 +256,8 @@ class LoaderSettings:
         """
         of_samples = {name: value for name, value in self.sample_settings().items() if (name, value) != ("order", "split")}
         of_weights = {name: copy(value) for name in WEIGHT_SETTINGS if (value := getattr(self, name)) is not None}
-        return of_samples | {name: getattr(self, name) for name in _RUN_SETTINGS} | {"fields": list(self.fields)} | of_weights
+        of_run = {name: getattr(self, name) for name in _RUN_SETTINGS} | {"fields": list(self.fields)}
+        return of_samples | self.plan_settings() | of_run | of_weights
 
 
 def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dict[str, Any]:
@@ -242,7 +271,8 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
         NielsCacheError: For missing or unknown keys, and for a value that no loader has saved.
     """
     of_blocks, of_pairs = _entries_of(Blocks()) if "order" in settings else {}, ("kind", "packing") if "kind" in settings else ()
-    optional = {"document_packing", *WEIGHT_SETTINGS} & settings.keys()
+    of_packing = ("document_packing", *PLAN_SETTINGS[:2]) if "document_packing" in settings else ()
+    optional = {*of_packing, "max_documents", *WEIGHT_SETTINGS} & settings.keys()
     expected = {*_SAMPLE_SETTINGS, *_SFT_SETTINGS, *_RUN_SETTINGS, *of_blocks, *of_pairs, *optional}
     if set(settings) != expected:
         other = sorted(set(settings) ^ expected)[0]
@@ -253,12 +283,12 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
     if (settings["epochs"] is None) != (settings["on_exhausted"] == "restart"):
         raise NielsCacheError(f"state: epochs={settings['epochs']!r:.40} and {settings['on_exhausted']!r:.40} contradict; it was edited")
     given = {name: settings[name] for name in (*_SAMPLE_SETTINGS, *_RUN_SETTINGS)}
-    given |= {name: settings[name] for name in WEIGHT_SETTINGS if name in settings}
+    given |= {name: settings[name] for name in (*WEIGHT_SETTINGS, "max_documents") if name in settings}
     if given["on_exhausted"] == "restart":
         del given["on_exhausted"]
     given["sft"] = SFT(**{name: settings[name] for name in (*_SFT_SETTINGS, "packing") if name in settings})
     if "document_packing" in settings:
-        given["packing"] = settings["document_packing"]
+        given["packing"] = BestFit(**{name: settings[name] for name in PLAN_SETTINGS[:2] if name in settings})
     if of_blocks:
         given["order"] = Blocks(shards=settings["block_shards"], lanes=settings["lanes"], machines=machines)
     return given
@@ -288,13 +318,15 @@ def _checked_packing(packing: Any, *, T: int, stride: int | None) -> BestFit | N
         raise NielsCacheError(f"T={T}: packed rows have at most {_MAX_PACKED} inputs; use a smaller T, or leave packing out")
     if not isinstance(packing, BestFit):
         check_choice("packing", packing, _PACKINGS)
-    return packing if isinstance(packing, BestFit) else BestFit()
+        return BestFit()
+    DocumentPacking(seed=None, changes=tuple(vars(packing).items())).pieces(T)  # checks T
+    return packing
 
 
 def document_packing(settings: LoaderSettings, packing: BestFit) -> DocumentPacking:
     """Return how a source packs its documents."""
-    files = settings.order.shards if settings.order else None
-    return DocumentPacking(seed=settings.seed if settings.shuffle else None, block_files=files, plans=packing.plans)
+    files, changes = settings.order.shards if settings.order else None, tuple(settings.plan_settings().items())
+    return DocumentPacking(seed=settings.seed if settings.shuffle else None, block_files=files, plans=packing.plans, changes=changes)
 
 
 def _checked_loss_weights(names: Collection[str], given: Any) -> dict[str, float] | None:

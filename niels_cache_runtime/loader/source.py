@@ -59,6 +59,7 @@ class SampleRows:
         boundaries: The starts of documents, or None unless requested.
         targets: (n, T) bool, whether a model should learn each of `tokens[:, 1:]`. None means all of them.
         ignored: The places of targets that a model should not learn, in the flattened targets. None if `targets` says it.
+        padding: The places of padding in the flattened inputs, in ascending order, if pieces have padding of their own.
         filled: (n,) int64, the number of tokens of each row before its padding. None means T+1.
         heads: The tokens before parts of documents. None if there are none, or if the source was opened without `head`.
         weights: (n, T) float32, the weights of the targets. None means 1.
@@ -68,6 +69,7 @@ class SampleRows:
     boundaries: DocumentStarts | None = None
     targets: Bools | None = None
     ignored: Ints | None = None
+    padding: Ints | None = None
     filled: Ints | None = None
     heads: Heads | None = None
     weights: Floats | None = None
@@ -75,7 +77,7 @@ class SampleRows:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOrigins:
-    """The origins of the tokens of samples. All arrays are (n, T+1) int64. Padding has -1 in all of them.
+    """The origins of the tokens of samples. All arrays are (n, T+1) int64. Padding, and a BOS that was added, have -1 in all of them.
 
     Attributes:
         files: The index into the source's `files`.

@@ -191,7 +191,8 @@ def read_position(state: State) -> Position:
 
 def check_settings(state: State, settings: State) -> None:
     """Raise NielsCacheError for the first setting in `settings` whose value in the state is different. The message names the setting."""
-    defaults = {"kind": "tokens", "document_packing": None}
+    of_plan = ("document_packing", "bos_on_pieces", "pad_documents_to", *(["max_documents"] if "document_packing" in settings else []))
+    defaults = {"kind": "tokens", **dict.fromkeys(of_plan)}
     saved = {"order": "split", **defaults, **state["settings"]}
     for name, value in {**defaults, **settings}.items():
         of_state = saved.get(name)

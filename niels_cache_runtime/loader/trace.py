@@ -49,7 +49,7 @@ class BatchTrace:
     """The origin of every token of one rank's batch.
 
     Column c of an array with one value per token is `x[:, c]` and `y[:, c - 1]` of the batch. `files`, `offsets`, `documents` and
-    `document_offsets` are -1 for padding. The last two are also -1 for an unknown document.
+    `document_offsets` are -1 for padding, and for a BOS that `bos_on_pieces` added. The last two are also -1 for an unknown document.
 
     Attributes:
         step: The step of the batch.

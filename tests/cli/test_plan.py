@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.cli import main
-from niels_cache_runtime import Blocks, TokenLoader
+from niels_cache_runtime import BestFit, Blocks, TokenLoader
 from niels_cache_runtime.verify import verify_dataset
 from tests.helpers.hand_made import EOT, rewrite_meta, write_stream
 
@@ -22,6 +22,27 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     rewrite_meta(folder, documents={"train": len(ends), "val": 0}, val_tokens=0)
     monkeypatch.chdir(tmp_path)
     return ["plan", "notes", "--cache-dir", str(tmp_path / "cache"), "--profile", "quickstart"]
+
+
+def test_it_shows_what_settings_of_the_rows_cost(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    command += ["--T", "64", "--json", "--write"]
+    found = []
+    for words, settings in (
+        ([], {}),
+        (["--max-documents", "2"], {"max_documents": 2}),
+        (["--pad-documents-to", "32"], {"packing": BestFit(pad_documents_to=32)}),
+    ):
+        assert main([*command, *words]) == 0
+        (plan,) = json.loads(capsys.readouterr().out)["plans"]
+        details: Any = TokenLoader("cache/pretrain/notes", **{"T": 64, "B": 1, "seed": 0, "packing": "best_fit"} | settings).report(1)
+        assert {**details.sources[0].details._asdict(), "padding": details.sources[0].details.padding} == plan
+        found.append((plan["rows"], plan["least_rows"]))
+    assert len(list(Path("cache/index").glob("*/"))) == 3
+    assert found == [(20, 20), (30, 30), (30, 30)]
+    assert main([*command, "--pad-documents-to", "10"]) == 2
+    assert "T=60" in capsys.readouterr().err
+    assert main([*command, "--bos-on-pieces"]) == 2
+    assert "bos" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("blocks", [None, 3])

@@ -19,7 +19,14 @@ from niels_cache_runtime import BestFit, Blocks, NielsCacheError, TokenLoader
 from niels_cache_runtime.cache.index_cache import IndexCache, new_array
 from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.layout import Array
-from niels_cache_runtime.loader.packing.document_plan import DOCUMENT_PLAN_VERSION, DocumentPlan, EpochKeys, Pieces, build_document_plan
+from niels_cache_runtime.loader.packing.document_plan import (
+    DOCUMENT_PLAN_VERSION,
+    DocumentPlan,
+    EpochKeys,
+    Pieces,
+    PieceSettings,
+    build_document_plan,
+)
 from niels_cache_runtime.loader.packing.documents import PackedDocuments
 from tests.helpers.hand_made import EOT, write_sft, write_stream
 
@@ -35,29 +42,39 @@ def log_normal(n: int, median: float, *, seed: int = 0) -> list[int]:
     return np.maximum(2, np.exp(normal) * median).astype(np.int64).tolist()
 
 
-def plan_of(lengths: Sequence[int], T: int, *, edges: Sequence[int] = (), unit_documents: int = 1 << 26) -> tuple[DocumentPlan, list[int]]:
+def plan_of(
+    lengths: Sequence[int], T: int, *, edges: Sequence[int] = (), unit_documents: int = 1 << 26, **changes: Any
+) -> tuple[DocumentPlan, list[int]]:
     ends = np.cumsum(lengths).astype(np.uint64)
     every = sorted({0, *edges, int(ends[-1])})
+    settings = PieceSettings(T, **changes)
     arrays: dict[str, Array] = {}
 
     def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         return arrays.setdefault(name, new_array(name, shape, dtype))
 
-    build_document_plan(allocate, ends, T=T, edges=np.array(every), unit_documents=unit_documents)
-    return DocumentPlan(arrays, ends, T=T), every
+    build_document_plan(allocate, ends, settings, edges=np.array(every), unit_documents=unit_documents)
+    return DocumentPlan(arrays, ends, settings), every
 
 
 def by_row(pieces: Pieces, rows: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
     found: dict[int, list[tuple[int, int]]] = {}
-    for row, start, length in zip(*(array.tolist() for array in pieces), strict=True):
+    for row, start, length in zip(*(array.tolist() for array in pieces[:3]), strict=True):
         found.setdefault(rows[row], []).append((start, length))
     return found
 
 
-cases = st.integers(1, 40).flatmap(
-    lambda T: st.tuples(
-        st.just(T),
-        st.lists(st.integers(1, 3 * T + 5), min_size=1, max_size=150),
+changes = st.builds(
+    lambda bos, pad_to, most: {"bos": bos, "pad_to": pad_to, "most": most},
+    st.booleans(),
+    st.sampled_from([1, 1, 2, 3, 8]),
+    st.none() | st.integers(1, 4),
+)
+cases = st.tuples(st.integers(1, 40), st.just({}) | changes).flatmap(
+    lambda case: st.tuples(
+        st.just(max(case[0] // case[1].get("pad_to", 1), 1 + (case[1].get("pad_to") == 1)) * case[1].get("pad_to", 1)),
+        st.just(case[1]),
+        st.lists(st.integers(1, 3 * case[0] + 5), min_size=1, max_size=150),
         st.lists(st.integers(1, 200), max_size=4),
         st.integers(1, 60),
     )
@@ -66,24 +83,36 @@ cases = st.integers(1, 40).flatmap(
 
 @given(cases, st.none() | st.integers(0, 5))
 def test_every_transition_is_a_target_once_and_pieces_are_in_the_block_of_their_first_token(
-    case: tuple[int, list[int], list[int], int], epoch: int | None
+    case: tuple[int, dict[str, Any], list[int], list[int], int], epoch: int | None
 ) -> None:
-    T, lengths, cuts, unit_documents = case
+    T, changes, lengths, cuts, unit_documents = case
     total = sum(lengths)
-    plan, edges = plan_of(lengths, T, edges=[cut % total for cut in cuts], unit_documents=unit_documents)
+    plan, edges = plan_of(lengths, T, edges=[cut % total for cut in cuts], unit_documents=unit_documents, **changes)
     keys = None if epoch is None else EpochKeys(3, epoch)
     rows = list(range(plan.totals.rows))
-    found = by_row(plan.pieces(np.array(rows, dtype=np.int64), keys), rows)
+    taken = plan.pieces(np.array(rows, dtype=np.int64), keys)
+    found = by_row(taken, rows)
     pieces = [piece for row in rows for piece in found[row]]
     document_starts = np.cumsum([0, *lengths[:-1]]).tolist()
     inside = Counter(start + place for start, length in zip(document_starts, lengths, strict=True) for place in range(length - 1))
     assert Counter(place for start, length in pieces for place in range(start, start + length - 1)) == inside
     whole = [(start, length) for start, length in zip(document_starts, lengths, strict=True) if 2 <= length <= T + 1]
     assert set(whole) <= set(pieces)
-    fills = [sum(length for _, length in found[row]) for row in rows]
+    has_bos = ~np.isin(taken.starts, document_starts) & bool(changes.get("bos"))
+    assert has_bos.any() == (taken.bos is not None and taken.bos.any())
+    assert taken.bos is None or np.array_equal(taken.bos, has_bos)
+    tokens, pad_to = taken.lengths + has_bos, changes.get("pad_to", 1)
+    widths = tokens if taken.widths is None else taken.widths
+    assert np.array_equal(widths, np.where(tokens > T, tokens, -(-tokens // pad_to) * pad_to))
+    fills = np.bincount(taken.rows, weights=widths).astype(int).tolist()
     assert all(2 <= fill <= T + 1 for fill in fills)
+    if pad_to > 1:
+        assert not any(fill > T and len(found[row]) > 1 for row, fill in enumerate(fills))
+    assert all(len(row) <= (changes.get("most") or T) for row in found.values())
     totals = plan.totals
-    assert (totals.tokens, totals.inputs, totals.pieces) == (sum(fills), sum(min(fill, T) for fill in fills), len(pieces))
+    inputs = int(tokens.sum()) - sum(fill > T for fill in fills)
+    assert (totals.tokens, totals.inputs, totals.pieces) == (int(tokens.sum()), inputs, len(pieces))
+    assert max(-(-sum(fills) // (T + 1)), -(-len(pieces) // (changes.get("most") or T))) <= totals.least_rows <= len(rows)
     assert (totals.cut, totals.left_out) == (sum(length > T + 1 for length in lengths), lengths.count(1))
     before = plan.rows_before(np.array(edges)).tolist()
     assert before[-1] == len(rows)
@@ -152,7 +181,7 @@ def test_a_unit_stays_as_it_is_when_documents_are_added() -> None:
     plans = [plan_of(lengths[:count], 16, unit_documents=30)[0] for count in (95, 100)]
     rows = np.arange(int(plans[0].rows_before(np.array([sum(lengths[:90])]))[0]))
     assert len(rows) > 50
-    for one, other in zip(*(plan.pieces(rows, EpochKeys(0, 1)) for plan in plans), strict=True):
+    for one, other in zip(*(plan.pieces(rows, EpochKeys(0, 1))[:3] for plan in plans), strict=True):
         assert np.array_equal(one, other)
 
 
@@ -171,7 +200,10 @@ def test_rows_are_pinned_for_this_version() -> None:
     }
     plan, _ = plan_of(drawn(10_000, 1, 2000), 1024, edges=[1_000_000, 5_000_000])
     pieces = plan.pieces(np.arange(plan.totals.rows), EpochKeys(42, 3))
-    assert hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in pieces)).hexdigest()[:16] == "a4ec80b320167124"
+    assert hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in pieces[:3])).hexdigest()[:16] == "a4ec80b320167124"
+    plan, _ = plan_of(drawn(10_000, 1, 2000), 1024, edges=[1_000_000, 5_000_000], bos=True, pad_to=8, most=3)
+    pieces = plan.pieces(np.arange(plan.totals.rows), EpochKeys(42, 3))
+    assert hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in pieces)).hexdigest()[:16] == "2859936d872b4749"
 
 
 def write_documents(folder: Path, lengths: Sequence[int], *, shard_tokens: int = 50) -> tuple[str, np.ndarray]:

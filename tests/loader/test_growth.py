@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_runtime import Blocks, TokenLoader
+from niels_cache_runtime import BestFit, Blocks, TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.growth import Epochs
 from tests.helpers.parts_project import NAME, PartsProject, build
@@ -113,9 +113,16 @@ def test_blocks_go_on_over_a_grown_cache(caches: Grown, steps: int) -> None:
     assert all(torch.equal(*pair) for pair in zip(taken(TokenLoader.from_state(state), 9), taken(new, 9), strict=True))
 
 
-@pytest.mark.parametrize("order", ["split", Blocks(shards=2, lanes=3)])
-def test_packed_documents_go_on_over_a_cache_that_has_grown_twice(caches: Grown, order: Any) -> None:
-    packed: dict[str, Any] = SETTINGS | {"packing": "best_fit", "order": order}
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"packing": "best_fit", "order": "split"},
+        {"packing": "best_fit", "order": Blocks(shards=2, lanes=3)},
+        {"packing": BestFit(pad_documents_to=4), "max_documents": 2},
+    ],
+)
+def test_packed_documents_go_on_over_a_cache_that_has_grown_twice(caches: Grown, settings: dict[str, Any]) -> None:
+    packed: dict[str, Any] = SETTINGS | settings
     old = TokenLoader({NAME: caches["old"]}, **packed)
     before = old.samples_per_epoch[NAME]
     taken(old, 7)

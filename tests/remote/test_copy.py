@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from niels_cache_assets.publish.push import open_local_build, prune, push
-from niels_cache_runtime import Blocks, Copy, NielsCacheError, TokenLoader
+from niels_cache_runtime import BestFit, Blocks, Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.remote.windows import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.remote import fetcher, local_copy
@@ -97,20 +97,24 @@ def test_trace_reads_through_the_copy(published: Published) -> None:
     assert (local.as_dataset()[77]["x"] == remote.as_dataset()[77]["x"]).all()
 
 
-@pytest.mark.parametrize(("lanes", "T", "shard_tokens"), [(2, 32, 2048), (2, 600, 256)])
-def test_packed_documents_come_through_the_copy(s3: LoopbackS3, tmp_path: Path, lanes: int, T: int, shard_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("T", "shard_tokens", "packing"), [(32, 2048, BestFit(bos_on_pieces=True, pad_documents_to=8)), (600, 256, BestFit())]
+)
+def test_packed_documents_come_through_the_copy(s3: LoopbackS3, tmp_path: Path, T: int, shard_tokens: int, packing: BestFit) -> None:
     """In the last case, a piece is longer than a block."""
+    lanes = 2
     folder = tmp_path / "published" / "pretrain" / "notes"
     count = SHARDS * shard_tokens + 7
     lengths = torch.randint(2, 90, (count // 45,), generator=torch.Generator().manual_seed(1)).tolist()
     ends = [end for end in itertools.accumulate([*lengths, 5000]) if end < count - 1]
     write_stream(folder, np.arange(count) % 60_000, shard_tokens=shard_tokens, doc_ends=[*ends, count])
     numbers = {"train_tokens": count, "val_tokens": 0, "documents": {"train": len(ends) + 1, "val": 0}, "tokenizer_sha256": None}
+    numbers["special_token_ids"] = {"sys": None, "usr": None, "asst": None, "eot": 4, "bos": 5}
     write_meta_of(folder, kind="pretrain", append_eot=True, shard_bytes=2 * shard_tokens, **numbers)
     push(open_local_build(folder), ADDRESS)
     published = Published(s3, folder, tmp_path / "copy")
     copy = Copy(dir=published.copy, limit=room(2 + lanes))
-    settings: dict[str, Any] = {"T": T, "B": 16, "seed": 3, "packing": "best_fit", "order": Blocks(shards=2, lanes=lanes), "epochs": 2}
+    settings: dict[str, Any] = {"T": T, "B": 16, "seed": 3, "packing": packing, "order": Blocks(shards=2, lanes=lanes), "epochs": 2}
     local, remote = TokenLoader(str(folder), **settings), TokenLoader(ADDRESS, **settings, remote=copy)
     expected = rows(local)
     assert len(expected) > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from niels_cache_assets.cli.command import PRETRAIN, Command, integer_at_least, option, switch
 from niels_cache_assets.cli.console import display, new_table, print_facts
@@ -18,6 +19,9 @@ COMMAND = Command(
         option("--T", "T", "inputs per row (default: 1024 2048 4096 8192)", nargs="+", type=integer_at_least(1)),
         option("--split", "SPLIT", "train or val (default: train)", choices=("train", "val")),
         option("--blocks", "N", "for an order in blocks of N shards (default: for an order of the whole split)", type=integer_at_least(1)),
+        option("--max-documents", "N", "for TokenLoader(max_documents=N)", type=integer_at_least(1)),
+        option("--pad-documents-to", "P", "for BestFit(pad_documents_to=P)", type=integer_at_least(2)),
+        switch("--bos-on-pieces", "for BestFit(bos_on_pieces=True)"),
         switch("--write", "also write the plans, so that no training run has to wait for them"),
     ),
     usage="NAME ",
@@ -34,7 +38,8 @@ cache directory, where a TokenLoader finds them.""",
     examples="""\
   niels-cache plan wikitext                             for T = 1024, 2048, 4096 and 8192
   niels-cache plan wikitext --T 2048 --write            write the plan before training starts
-  niels-cache plan wikitext --T 2048 --blocks 64        for TokenLoader(order=Blocks(shards=64))""",
+  niels-cache plan wikitext --T 2048 --blocks 64        for TokenLoader(order=Blocks(shards=64))
+  niels-cache plan wikitext --T 8192 --max-documents 64  what a limit of documents per row costs""",
     offers={"name": PRETRAIN},
 )
 
@@ -44,15 +49,18 @@ def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.cli.console import warnings
     from niels_cache_assets.cli.context import find_cache, open_registry
     from niels_cache_runtime.loader.packing.documents import DocumentPacking, PackedDocuments, count_rows
+    from niels_cache_runtime.loader.settings import PLAN_SETTINGS
 
     cache = find_cache(*open_registry(arguments), arguments.name, kinds=("pretrain",))
     folder = str(cache.directory / (arguments.split or "train"))
-    plans = [count_rows(folder, T=T, block_files=arguments.blocks) for T in arguments.T or _LENGTHS]
+    changes = tuple((name, value) for name in PLAN_SETTINGS if (value := getattr(arguments, name)))
+    packing = DocumentPacking(seed=None, block_files=arguments.blocks, changes=changes)
+    plans = [count_rows(folder, T=T, packing=packing) for T in arguments.T or _LENGTHS]
     if arguments.write:
         index = str(cache.directory.parents[1] / "index")  # named, so that a plan that cannot be written is an error
         for plan in plans:
-            PackedDocuments(folder, T=plan.T, packing=DocumentPacking(seed=None, block_files=arguments.blocks, plans=index))
-    if print_facts(arguments, {"plans": [{**plan._asdict(), "padding": plan.padding, "least_rows": plan.least_rows} for plan in plans]}):
+            PackedDocuments(folder, T=plan.T, packing=replace(packing, plans=index))
+    if print_facts(arguments, {"plans": [{**plan._asdict(), "padding": plan.padding} for plan in plans]}):
         return
     table = new_table(*_COLUMNS, right=_COLUMNS)
     for plan in plans:

@@ -7,6 +7,7 @@
 
 A document of n tokens has (n-1) // T full pieces, and a rest of (n-1) % T + 1 tokens unless that is 1. So a document of at most T+1 tokens
 is one piece, and every transition inside a document is a target of exactly one piece. A document of one token has none, and is left out.
+`PieceSettings` can add BOS to the pieces that do not begin a document, which then have one transition less, and padding to each piece.
 
     lengths --histogram--> groups of equal rows, of slots of certain lengths    (best fit decreasing, see `plan`)
     row --> group --> slots, each with a place in the class of its length --(seed, epoch): permutation of the class--> document
@@ -27,9 +28,9 @@ from typing import NamedTuple
 import numpy as np
 
 from niels_cache_runtime.cache.index_cache import Allocate
-from niels_cache_runtime.format.layout import IDX_DTYPE, Array, Ints, Uints
+from niels_cache_runtime.format.layout import IDX_DTYPE, Array, Bools, Ints, Uints
 from niels_cache_runtime.loader.order import MULTIPLIER, permute
-from niels_cache_runtime.loader.packing.plan import RowGroup, group_rows
+from niels_cache_runtime.loader.packing.plan import RowGroup, group_rows, group_rows_of_few
 from niels_cache_runtime.loader.packing.segments import number_ranges
 
 DOCUMENT_PLAN_VERSION = 1  # must change whenever the same documents, T, seed and epoch would give different rows
@@ -58,6 +59,56 @@ class PlanUnit(NamedTuple):
     row: int
 
 
+class PieceSettings(NamedTuple):
+    """What decides the pieces of documents, and the places that they take in rows.
+
+    Attributes:
+        T: Inputs per row.
+        bos: Whether BOS is added before each piece that does not begin its document.
+        pad_to: Each piece gets padding up to a multiple of this number of inputs. 1 means no padding between pieces.
+        most: The most pieces of a row. None means no limit.
+    """
+
+    T: int
+    bos: bool = False
+    pad_to: int = 1
+    most: int | None = None
+
+    @property
+    def step(self) -> int:
+        """The transitions of a full piece that does not begin its document."""
+        return self.T - self.bos
+
+    @property
+    def capacity(self) -> int:
+        """The columns that pieces of a row can take. With padding to inputs, column T is not among them, because it is a target only."""
+        return self.T + (self.pad_to == 1)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a piece takes as many columns as it has tokens of its document."""
+        return not self.bos and self.pad_to == 1
+
+    def cut(self, transitions: Ints) -> tuple[Ints, Ints]:
+        """Return the number of full pieces of each document, and the transitions of its rest."""
+        if not self.bos:
+            fulls = transitions // self.T
+            return fulls, transitions - fulls * self.T
+        fulls = np.maximum(transitions - 1, 0) // self.step
+        return fulls, transitions - self.full_start(fulls)
+
+    def full_start(self, numbers: Ints) -> Ints:
+        """Return where the full pieces with these numbers begin in their document. The rest begins where one more full piece would."""
+        return numbers * self.step + (numbers > 0) * self.bos
+
+    def widths(self, fulls: Ints, rests: Ints) -> Ints:
+        """Return the number of columns of each rest, less one. It is 0 if there is no rest."""
+        if self.is_plain:
+            return rests
+        widths = rests + 1 + (fulls > 0) * self.bos
+        return np.where(rests > 0, -(-widths // self.pad_to) * self.pad_to - 1, 0)
+
+
 class PlanTotals(NamedTuple):
     """Counts over all rows of a plan. `str` gives one line.
 
@@ -65,11 +116,12 @@ class PlanTotals(NamedTuple):
         T: Inputs per row.
         rows: The number of rows.
         inputs: The inputs that are not padding. In a row without padding, the last token is a target only.
-        tokens: The tokens of all pieces.
+        tokens: The tokens of all pieces, with the BOS that were added.
         documents: The documents in rows.
         cut: How many of them have several pieces.
         pieces: The number of pieces.
         left_out: The documents of one token, which are in no row.
+        least_rows: The number of rows that no packing of these pieces can be below.
     """
 
     T: int
@@ -80,16 +132,12 @@ class PlanTotals(NamedTuple):
     cut: int
     pieces: int
     left_out: int
+    least_rows: int = 0
 
     @property
     def padding(self) -> float:
         """The share of the inputs that is padding."""
         return 1 - self.inputs / max(1, self.rows * self.T)
-
-    @property
-    def least_rows(self) -> int:
-        """The number of rows that no packing of these pieces can be below."""
-        return -(-self.tokens // (self.T + 1))
 
     def __str__(self) -> str:
         rows = f"{self.rows:,} rows of {self.T + 1:,} tokens (at least {self.least_rows:,} are needed)"
@@ -103,12 +151,16 @@ class Pieces(NamedTuple):
     Attributes:
         rows: The index of the row in the request.
         starts: The first token in the stream.
-        lengths: The number of tokens.
+        lengths: The number of tokens in the stream.
+        widths: The number of columns in the row, with BOS and the padding of the piece. None means that of `lengths`.
+        bos: (pieces,) bool, whether BOS comes before the piece. None means that there is no BOS.
     """
 
     rows: Ints
     starts: Ints
     lengths: Ints
+    widths: Ints | None = None
+    bos: Bools | None = None
 
 
 class EpochKeys:
@@ -151,37 +203,37 @@ def _mixed(numbers: Uints) -> Array:
 
 
 def build_document_plan(
-    allocate: Allocate, doc_ends: Uints, *, T: int, edges: Ints, unit_documents: int = MAX_UNIT_DOCUMENTS
+    allocate: Allocate, doc_ends: Uints, settings: PieceSettings, *, edges: Ints, unit_documents: int = MAX_UNIT_DOCUMENTS
 ) -> PlanTotals:
     """Make the plan of a split, and return its counts.
 
     Args:
         allocate: A function that takes the name, shape and dtype of an array of the plan, and returns the array.
         doc_ends: (documents,) uint64, the exclusive end of every document in the stream, in tokens.
-        T: Inputs per row.
+        settings: What decides the pieces.
         edges: (blocks + 1,) int64, the first token of every block, and then the number of all tokens.
         unit_documents: The most documents of a unit.
     """
-    ends = doc_ends.view(IDX_DTYPE)
-    full_counts, counts = _count_full_pieces(allocate, ends, T)
+    ends, T = doc_ends.view(IDX_DTYPE), settings.T
+    full_counts, counts = _count_full_pieces(allocate, ends, settings)
     starts = _unit_starts(ends, edges, unit_documents)
-    firsts = [_first_of_unit(ends, full_counts, token, T) for token in starts]
+    firsts = [_first_of_unit(ends, full_counts, token, settings) for token in starts]
     units: list[PlanUnit] = []
     classes: list[Ints] = []
     group_ends, group_entries, entries = [0], [0], []
-    class_count = ordinal_count = tokens = inputs = 0
+    class_count = ordinal_count = columns = whole_rows = 0
     ordinals = allocate("ordinals", (counts["rests"] + 1,), _ORDINAL)  # one more, so that the class of full pieces has an ordinal too
     ordinals[-1] = 0
     for number, ((document, full), (last_document, last_full)) in enumerate(pairwise(firsts)):
         units.append(PlanUnit(starts[number], document, full, group_ends[-1]))
         histogram = np.zeros(T, dtype=np.int64)  # of the rests
-        for _, _, rests in _cut(ends, document, last_document, T):
+        for _, _, rests in _cut(ends, document, last_document, settings):
             histogram += np.bincount(rests, minlength=T)
         histogram[0] = 0
-        _sort_by_rest(ordinals[ordinal_count : ordinal_count + int(histogram.sum())], ends, document, last_document, histogram, T)
+        _sort_by_rest(ordinals[ordinal_count : ordinal_count + int(histogram.sum())], ends, document, last_document, histogram, settings)
         lengths = np.flatnonzero(histogram) + 1
         sizes = histogram[lengths - 1]
-        groups = group_rows(np.concatenate([[0], histogram]), capacity=T + 1)
+        groups = _group(np.concatenate([[0], histogram]), settings)
         own = [np.cumsum(sizes) - sizes + ordinal_count, np.full_like(sizes, document), sizes, lengths, np.full_like(sizes, number)]
         ordinal_count += int(sizes.sum())
         if last_full > full:  # a class without ordinals, because each of these pieces has a row of its own
@@ -198,18 +250,21 @@ def build_document_plan(
             group_ends.append(group_ends[-1] + rows)
             group_entries.append(len(entries))
             filled = sum(length * times for length, times in content)
-            tokens += rows * filled
-            inputs += rows * min(filled, T)
+            columns += rows * min(filled, settings.capacity)
+            whole_rows += rows if filled > T else 0
     units.append(PlanUnit(starts[-1], *firsts[-1], group_ends[-1]))
+    documents, pieces = len(ends) - counts["left_out"], units[-1].full + counts["rests"]
+    tokens = int(ends[-1]) - len(ends) + pieces + (pieces - documents) * settings.bos
     totals = PlanTotals(
         T=T,
         rows=group_ends[-1],
-        inputs=inputs,
+        inputs=tokens - whole_rows,
         tokens=tokens,
-        documents=len(ends) - counts["left_out"],
+        documents=documents,
         cut=counts["cut"],
-        pieces=units[-1].full + counts["rests"],
+        pieces=pieces,
         left_out=counts["left_out"],
+        least_rows=max(-(-columns // settings.capacity), units[-1].full - (-counts["rests"] // (settings.most or counts["rests"] or 1))),
     )
     tables: dict[str, Array] = {
         "units": np.array(units, dtype=np.int64),
@@ -224,24 +279,24 @@ def build_document_plan(
     return totals
 
 
-def _cut(ends: Ints, first: int, stop: int, T: int) -> Iterator[tuple[int, Ints, Ints]]:
-    """Yield the first of some documents, and for each of them its number of full pieces and of transitions in the rest."""
+def _cut(ends: Ints, first: int, stop: int, settings: PieceSettings) -> Iterator[tuple[int, Ints, Ints]]:
+    """Yield the first of some documents, and for each of them its number of full pieces, and the columns of its rest, less one."""
     for begin in range(first, stop, _CHUNK):
         chunk = ends[begin : min(begin + _CHUNK, stop)]
         transitions = chunk - 1
         transitions[1:] -= chunk[:-1]
         transitions[0] -= ends[begin - 1] if begin else 0
         np.maximum(transitions, 0, out=transitions)
-        fulls = transitions // T
-        yield begin, fulls, transitions - fulls * T
+        fulls, rests = settings.cut(transitions)
+        yield begin, fulls, settings.widths(fulls, rests)
 
 
-def _count_full_pieces(allocate: Allocate, ends: Ints, T: int) -> tuple[Ints, dict[str, int]]:
+def _count_full_pieces(allocate: Allocate, ends: Ints, settings: PieceSettings) -> tuple[Ints, dict[str, int]]:
     """Return how many full pieces the documents before every 16th one have, and counts of documents."""
     stored = allocate("full_counts", (len(ends) // _EVERY + 1,), IDX_DTYPE)
     stored[0] = count = 0
     counts = {"rests": 0, "cut": 0, "left_out": 0}
-    for begin, fulls, rests in _cut(ends, 0, len(ends), T):
+    for begin, fulls, rests in _cut(ends, 0, len(ends), settings):
         whole = len(fulls) // _EVERY
         sums = fulls[: whole * _EVERY].reshape(-1, _EVERY).sum(axis=1).cumsum()
         stored[begin // _EVERY + 1 : begin // _EVERY + 1 + whole] = count + sums
@@ -250,6 +305,12 @@ def _count_full_pieces(allocate: Allocate, ends: Ints, T: int) -> tuple[Ints, di
         for name, is_so in (("rests", rests > 0), ("cut", pieces > 1), ("left_out", pieces == 0)):
             counts[name] += int(np.count_nonzero(is_so))
     return stored, counts
+
+
+def _group(histogram: Ints, settings: PieceSettings) -> list[RowGroup]:
+    if settings.most is None:
+        return group_rows(histogram, capacity=settings.capacity)
+    return group_rows_of_few(histogram, capacity=settings.capacity, most=settings.most)
 
 
 def _unit_starts(ends: Ints, edges: Ints, unit_documents: int) -> list[int]:
@@ -263,23 +324,24 @@ def _unit_starts(ends: Ints, edges: Ints, unit_documents: int) -> list[int]:
     return [*starts, int(edges[-1])]
 
 
-def _first_of_unit(ends: Ints, full_counts: Ints, token: int, T: int) -> tuple[int, int]:
+def _first_of_unit(ends: Ints, full_counts: Ints, token: int, settings: PieceSettings) -> tuple[int, int]:
     """Return the first document whose rest begins at `token` or later, and the first full piece that does."""
     document = int(ends.searchsorted(token, side="right"))
     before = document // _EVERY * _EVERY
-    full = int(full_counts[before // _EVERY]) + sum(int(fulls.sum()) for _, fulls, _ in _cut(ends, before, document, T))
+    full = int(full_counts[before // _EVERY]) + sum(int(fulls.sum()) for _, fulls, _ in _cut(ends, before, document, settings))
     if document == len(ends):
         return document, full
-    (_, fulls, _), start = next(_cut(ends, document, document + 1, T)), int(ends[document - 1]) if document else 0
-    begun = min(-(-(token - start) // T), int(fulls[0]))
-    return document + (start + int(fulls[0]) * T < token), full + begun
+    (_, fulls, _), start = next(_cut(ends, document, document + 1, settings)), int(ends[document - 1]) if document else 0
+    begun = max(-(-(token - start - settings.bos) // settings.step), int(token > start))
+    return document + int(start + settings.full_start(fulls)[0] < token), full + min(begun, int(fulls[0]))
 
 
-def _sort_by_rest(ordinals: Array, ends: Ints, first: int, stop: int, histogram: Ints, T: int) -> None:
+def _sort_by_rest(ordinals: Array, ends: Ints, first: int, stop: int, histogram: Ints, settings: PieceSettings) -> None:
     """Write the documents with a rest, counted from `first`, from the shortest rest to the longest, chunk by chunk."""
+    T = settings.T
     free = np.cumsum(histogram) - histogram  # the next place of each length
     narrow = np.uint16 if T < 1 << 16 else np.uint32  # numpy sorts 16-bit integers by radix
-    for begin, _, rests in _cut(ends, first, stop, T):
+    for begin, _, rests in _cut(ends, first, stop, settings):
         here = np.bincount(rests, minlength=T)
         order = rests.astype(narrow).argsort(kind="stable")[here[0] :]
         here[0] = 0
@@ -295,14 +357,14 @@ class DocumentPlan:
     Args:
         arrays: The arrays of the plan.
         doc_ends: The document ends that it was made of.
-        T: Inputs per row.
+        settings: The settings that it was made with.
 
     Attributes:
         totals: Counts over all rows.
     """
 
-    def __init__(self, arrays: Mapping[str, Array], doc_ends: Uints, *, T: int) -> None:
-        self._T, self._ends = T, np.asarray(doc_ends).view(IDX_DTYPE)
+    def __init__(self, arrays: Mapping[str, Array], doc_ends: Uints, settings: PieceSettings) -> None:
+        self._settings, self._ends = settings, np.asarray(doc_ends).view(IDX_DTYPE)
         tables = ("units", "classes", "group_ends", "group_entries", "entries", "ordinals", "full_counts", "totals")
         self._units, self._classes, self._group_ends, self._group_entries, self._entries, self._ordinals, self._full_counts, totals = (
             np.asarray(arrays[name]) for name in tables
@@ -333,13 +395,21 @@ class DocumentPlan:
         of_entry, places = number_ranges(places, places + times)
         of_row = of_row[of_entry]
         classes = self._classes.take(class_numbers[of_entry], axis=1)
-        alone = np.flatnonzero(classes[3] > self._T)
+        alone = np.flatnonzero(classes[3] > self._settings.T)
         places[alone] = 0
         if keys is not None:
             places = keys.place(places, classes[2:])
-        lengths = classes[3]
-        starts = self._ends[self._ordinals[classes[0] + places] + classes[1]] - lengths
-        starts[alone] = self._full_starts(rows[of_row[alone]])
+        documents = self._ordinals[classes[0] + places] + classes[1]
+        lengths, bos, settings = classes[3], None, self._settings
+        if not settings.is_plain:
+            fulls, rests = settings.cut(self._ends[documents] - self._starts_of(documents) - 1)
+            lengths, bos = rests + 1, (fulls > 0) & settings.bos
+        starts = self._ends[documents] - lengths
+        starts[alone], numbers = self._full_pieces(rows[of_row[alone]])
+        if bos is not None:
+            bos[alone] = (numbers > 0) & settings.bos
+            lengths[alone] = settings.T + 1 - bos[alone]
+        columns: list[Array] = [starts, lengths] if bos is None else [starts, lengths, classes[3], bos]
         if keys is not None:
             # Rows have at most 2**20 slots. Sorting numbers that end with the slot is faster than `argsort`.
             firsts = of_row.searchsorted(np.arange(len(rows)))[of_row]
@@ -349,13 +419,14 @@ class DocumentPlan:
             order.sort()
             order &= (1 << 20) - 1
             order += firsts
-            starts, lengths = starts[order], lengths[order]
-        return Pieces(of_row, starts, lengths)
+            columns = [column[order] for column in columns]
+        return Pieces(of_row, *columns)
 
     def rows_of(self, document: int, keys: EpochKeys | None) -> Ints:
         """Return the rows of the pieces of a document: `pieces` backwards."""
-        _, fulls, rests = next(_cut(self._ends, document, document + 1, self._T))
-        numbers = _first_of_unit(self._ends, self._full_counts, self.document(document)[0], self._T)[1] + np.arange(int(fulls[0]))
+        _, fulls, rests = next(_cut(self._ends, document, document + 1, self._settings))
+        first = _first_of_unit(self._ends, self._full_counts, self.document(document)[0], self._settings)[1]
+        numbers = first + np.arange(int(fulls[0]))
         units = self._units[self._units[:, 2].searchsorted(numbers, side="right") - 1]
         rows = units[:, 3] + numbers - units[:, 2]
         if not rests[0]:
@@ -371,16 +442,20 @@ class DocumentPlan:
         group = self._group_entries.searchsorted(entry, side="right") - 1
         return np.append(rows, self._group_starts[group] + (places - self._entries[2, entry]) // self._entries[1, entry])
 
-    def _full_starts(self, rows: Ints) -> Ints:
-        """Return the first tokens of the full pieces in these rows."""
+    def _starts_of(self, documents: Ints) -> Ints:
+        return np.where(documents > 0, self._ends[documents - 1], 0)
+
+    def _full_pieces(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return the first tokens of the full pieces in these rows, and the number of each in its document, from 0."""
         units = self._units[self._units[:, 3].searchsorted(rows, side="right") - 1]
         fulls = units[:, 2] + rows - units[:, 3]
         blocks = self._full_counts.searchsorted(fulls, side="right") - 1
         documents = blocks[:, None] * _EVERY + np.arange(_EVERY)
         known = np.minimum(documents, len(self._ends) - 1)
-        starts = np.where(known > 0, self._ends[known - 1], 0)
-        own = np.maximum(self._ends[known] - starts - 1, 0) // self._T
+        starts = self._starts_of(known)
+        own, _ = self._settings.cut(np.maximum(self._ends[known] - starts - 1, 0))
         own[documents > known] = 0
         after = self._full_counts[blocks][:, None] + own.cumsum(axis=1)
         place = np.arange(len(rows)), (after <= fulls[:, None]).sum(axis=1)
-        return starts[place] + (fulls - after[place] + own[place]) * self._T
+        numbers = fulls - after[place] + own[place]
+        return starts[place] + self._settings.full_start(numbers), numbers

@@ -19,12 +19,13 @@ from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.cache.index_cache import IndexCache, new_array
 from niels_cache_runtime.cache.opening import OpenedSplit, listed_of_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.format.layout import FAMILIES, Array, Ints, Uints, doc_ends_name
+from niels_cache_runtime.format.layout import FAMILIES, IDX_DTYPE, Array, Ints, Uints, doc_ends_name
 from niels_cache_runtime.format.meta import is_foreign, sha256_text
 from niels_cache_runtime.loader.packing.document_plan import (
     DOCUMENT_PLAN_VERSION,
     DocumentPlan,
     EpochKeys,
+    PieceSettings,
     PlanTotals,
     build_document_plan,
 )
@@ -47,12 +48,28 @@ class DocumentPacking:
         block_files: The number of files of a block, None for one block.
         plans: The folder of the plans, None for the folder `index` of the cache root.
         earlier: If the split has grown, (epoch, documents) in ascending order: before this epoch, it had so many documents.
+        changes: The settings that change the plan, as BestFit and TokenLoader have them, by name. Only those that are set.
     """
 
     seed: int | None
     block_files: int | None = None
     plans: str | None = None
     earlier: tuple[tuple[int, int], ...] = ()
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    def pieces(self, T: int) -> PieceSettings:
+        """Return what decides the pieces, for rows of T inputs.
+
+        Raises:
+            NielsCacheError: If T does not go with the settings.
+        """
+        of = dict(self.changes)
+        bos, pad_to = bool(of.get("bos_on_pieces")), of.get("pad_documents_to") or 1
+        if T % pad_to:
+            raise NielsCacheError(f"pad_documents_to={pad_to}: T={T} is no multiple of it; use T={T // pad_to * pad_to or pad_to}")
+        if bos and T == 1:
+            raise NielsCacheError("bos_on_pieces=True: with T=1, a row has no place for BOS; use a larger T")
+        return PieceSettings(T, bos, pad_to, of.get("max_documents"))
 
 
 class PackedDocuments(PretrainWindows):
@@ -83,6 +100,10 @@ class PackedDocuments(PretrainWindows):
         ids = (self.meta or {}).get("special_token_ids")
         eot = ids.get("eot") if isinstance(ids, dict) else None
         self.eot_id = eot if isinstance(eot, int) else 0
+        self._piece_settings = self.packing.pieces(self.T)
+        self._bos_id = ids.get("bos") if self._piece_settings.bos and isinstance(ids, dict) else None
+        if self._piece_settings.bos and not isinstance(self._bos_id, int):
+            raise NielsCacheError(f"{self.folder}: bos_on_pieces=True needs a bos among special_token_ids in meta.json; leave it out")
         self._plan = self.plan_of(documents)
         self._earlier = [(epoch, self.plan_of(count)) for epoch, count in self.packing.earlier]
         totals = self._plan.totals
@@ -129,9 +150,9 @@ class PackedDocuments(PretrainWindows):
         plan = self._plan_in(epoch)
         start, end = plan.document(check_whole("document", document, most=plan.totals.documents + plan.totals.left_out - 1))
         numbers = plan.rows_of(document, self._keys_of(epoch))
-        segments, starts, _ = self._segments_of(numbers, epoch)
+        segments, starts, bos = self._segments_of(numbers, epoch)
         own = np.flatnonzero((starts >= start) & (starts + 1 < end))
-        return numbers, segments.columns[own]
+        return numbers, (segments.columns + bos)[own]
 
     def plan_of(self, documents: int) -> DocumentPlan:
         """Return the plan of the first documents of the split, from its file if there is one."""
@@ -143,10 +164,11 @@ class PackedDocuments(PretrainWindows):
             "T": self.T,
             "edges": sha256_text(str(edges.tolist())),
             "plan_version": DOCUMENT_PLAN_VERSION,
+            **dict(self.packing.changes),
         }
 
         def build(allocate: Any) -> None:
-            build_document_plan(allocate, ends, T=self.T, edges=edges)
+            build_document_plan(allocate, ends, self._piece_settings, edges=edges)
 
         arrays: dict[str, Array] = {}
         try:
@@ -155,7 +177,7 @@ class PackedDocuments(PretrainWindows):
             if documents > _MAX_DOCUMENTS_IN_MEMORY or self.packing.plans:
                 raise NielsCacheError(f"{error}; such a folder is packing=BestFit(plans=...)") from error
             build(lambda name, shape, dtype: arrays.setdefault(name, new_array(name, shape, dtype)))
-        return DocumentPlan(arrays, ends, T=self.T)
+        return DocumentPlan(arrays, ends, self._piece_settings)
 
     def _ends_sha256(self) -> str:
         """Return the sha256 of the file of document ends, from meta.json if it is listed there."""
@@ -177,27 +199,39 @@ class PackedDocuments(PretrainWindows):
         ahead = self._ahead.get(epoch)
         rows = (ahead and ahead.take(numbers)) or self._rows(numbers, epoch)
         tokens = self._read_pieces(rows.starts, rows.lengths, rows.pads, pad_id=self.eot_id).reshape(len(numbers), self.T + 1)
-        return SampleRows(tokens=tokens, boundaries=rows.boundaries, ignored=rows.ignored)
+        if self._bos_id is not None:
+            tokens.reshape(-1)[rows.bos] = self._bos_id
+        return SampleRows(tokens=tokens, boundaries=rows.boundaries, ignored=rows.ignored, padding=rows.padding)
 
     def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
-        """Return shard, offset and document of every token of the rows `numbers` (n,) in `epoch`. Padding has -1."""
-        segments, starts, _ = self._segments_of(numbers, epoch)
-        padding = segments.is_padding()
-        positions = segments.spread(starts - segments.columns) + np.arange(self.T + 1)
-        found = self._origins_of(np.where(padding, 0, positions))
+        """Return shard, offset and document of every token of the rows `numbers` (n,) in `epoch`. Padding and added BOS have -1."""
+        segments, starts, bos = self._segments_of(numbers, epoch)
+        unknown = segments.is_padding()
+        unknown.reshape(-1)[segments.places[bos > 0]] = True
+        positions = segments.spread(starts - bos - segments.columns) + np.arange(self.T + 1)
+        found = self._origins_of(np.where(unknown, 0, positions))
         for array in vars(found).values():
-            array[padding] = -1
+            array[unknown] = -1
         return found
 
     def _segments_of(self, numbers: Ints, epoch: int) -> tuple[RowSegments, Ints, Ints]:
-        """Return the pieces in rows of an epoch: their places, and their first tokens and lengths in the stream."""
+        """Return the pieces in rows of an epoch: their places, their first tokens in the stream, and 1 for those with BOS before them."""
         plan = self._plan_in(epoch)
-        rows, starts, lengths = plan.pieces(self._checked(numbers, plan.totals.rows), self._keys_of(epoch))
-        return RowSegments.lay_out(rows, lengths, n=len(numbers), T=self.T), starts, lengths
+        pieces = plan.pieces(self._checked(numbers, plan.totals.rows), self._keys_of(epoch))
+        bos = np.zeros_like(pieces.rows) if pieces.bos is None else pieces.bos.astype(IDX_DTYPE)
+        lengths = pieces.lengths if pieces.bos is None else pieces.lengths + bos
+        return RowSegments.lay_out(pieces.rows, lengths, n=len(numbers), T=self.T, widths=pieces.widths), pieces.starts, bos
 
     def _rows(self, numbers: Ints, epoch: int) -> PackedRows:
-        segments, starts, lengths = self._segments_of(numbers, epoch)
-        return PackedRows(self.T, segments.rows, starts, lengths, segments.pads(), segments.boundaries(), segments.ignored())
+        segments, starts, bos = self._segments_of(numbers, epoch)
+        rows, lengths, pads, begun = segments.rows, segments.lengths, segments.pads(), np.flatnonzero(bos)
+        ignored = segments.ignored(pads, begun)
+        padding = segments.padding(pads) if self._piece_settings.pad_to > 1 else None
+        if len(begun):  # a piece of one token for each BOS, which is written over it
+            rows, starts = (np.insert(each, begun, each[begun]) for each in (rows, starts))
+            lengths, pads = np.insert(lengths - bos, begun, 1), np.insert(pads, begun, 0)
+        boundaries = segments.boundaries(self._piece_settings.most)
+        return PackedRows(self.T, rows, starts, lengths, pads, boundaries, ignored, padding, segments.places[begun])
 
     def prepare(self, numbers: Ints, *, epoch: int) -> None:
         """Get ready to read these rows in this order. To find the pieces of many rows together costs far less than batch by batch."""
@@ -225,20 +259,20 @@ class PackedDocuments(PretrainWindows):
 epoch_keys = lru_cache(maxsize=8)(EpochKeys)
 
 
-def count_rows(folder: str, *, T: int, block_files: int | None = None) -> PlanTotals:
+def count_rows(folder: str, *, T: int, packing: DocumentPacking) -> PlanTotals:
     """Return the counts of packing a split. No token is read, and no plan is written.
 
     Args:
         folder: The folder of the split.
         T: Inputs per row.
-        block_files: The number of files of a block, None for one block.
+        packing: How to pack.
 
     Raises:
         NielsCacheError: For the reasons that PackedDocuments lists.
     """
     windows = PretrainWindows(folder, T=T)
-    edges = windows._block_edges(block_files or len(windows.files))[1]
-    return build_document_plan(new_array, require_doc_ends(folder, windows.doc_ends), T=T, edges=edges)
+    edges = windows._block_edges(packing.block_files or len(windows.files))[1]
+    return build_document_plan(new_array, require_doc_ends(folder, windows.doc_ends), packing.pieces(T), edges=edges)
 
 
 def doc_ends_entry(ends: Uints) -> dict[str, Any]:

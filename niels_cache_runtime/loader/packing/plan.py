@@ -102,6 +102,45 @@ def group_rows(histogram: Ints, *, capacity: int) -> list[RowGroup]:
     return groups
 
 
+def group_rows_of_few(histogram: Ints, *, capacity: int, most: int) -> list[RowGroup]:
+    """Pack examples into rows of at most `most` examples, and return the groups of equal rows.
+
+    If best fit decreasing keeps to the limit, its rows are returned. Otherwise, it would first fill rows with a few long examples, and
+    short ones would be left, of which even `most` do not fill a row. So a row begins with the longest example that is left, and the next is
+    always the longest for which the room suffices if all examples that may follow are as long. If all are longer, it is the longest that
+    fits. With log-normal lengths, there are at most 2% more rows than necessary, and with best fit decreasing up to 29%.
+
+    Args:
+        histogram: As for `group_rows`.
+        capacity: The tokens of a row.
+        most: The most examples of a row.
+    """
+    groups = group_rows(histogram, capacity=capacity)
+    if all(sum(times for _, times in content) <= most for _, content in groups):
+        return groups
+    groups, left = [], histogram.tolist()
+    lengths = sum(1 << length for length in np.flatnonzero(histogram).tolist())  # bit n is set if there are examples of n tokens
+    while lengths:
+        content: dict[int, int] = {}
+        unused, room, fitting = lengths, capacity, lengths
+        for following in range(most - 1, -1, -1):
+            length = fitting.bit_length() - 1
+            content[length] = content.get(length, 0) + 1
+            if content[length] == left[length]:
+                unused ^= 1 << length
+            room -= length
+            fitting = unused & (2 << room // max(following, 1)) - 1 or unused & (2 << room) - 1
+            if not fitting:
+                break
+        rows = min(left[length] // times for length, times in content.items())
+        for length, times in content.items():
+            left[length] -= rows * times
+            if not left[length]:
+                lengths ^= 1 << length
+        groups.append(RowGroup(rows, sorted(content.items(), reverse=True)))
+    return groups
+
+
 def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
     """Pack examples into rows, and return the shapes of the rows.
 

@@ -23,6 +23,8 @@ class PackedRows(NamedTuple):
         pads: The padding after each piece.
         boundaries: As in SampleRows.
         ignored: As in SampleRows, in ascending order.
+        padding: As in SampleRows, in ascending order.
+        bos: The places of BOS in the flattened rows, in ascending order.
     """
 
     T: int
@@ -32,6 +34,8 @@ class PackedRows(NamedTuple):
     pads: Ints
     boundaries: DocumentStarts
     ignored: Ints
+    padding: Ints | None
+    bos: Ints
 
     def part(self, first: int, stop: int) -> "PackedRows":
         """Return the rows `first` to `stop` - 1."""
@@ -44,8 +48,10 @@ class PackedRows(NamedTuple):
             rows=starts.rows[inside] - first, columns=starts.columns[inside], continues=starts.continues[first:stop]
         )
         ignored = self.ignored[own(self.ignored, self.T)] - first * self.T
+        padding = None if self.padding is None else self.padding[own(self.padding, self.T)] - first * self.T
+        bos = self.bos[own(self.bos, self.T + 1)] - first * (self.T + 1)
         rows = self.rows[pieces] - first
-        return PackedRows(self.T, rows, self.starts[pieces], self.lengths[pieces], self.pads[pieces], boundaries, ignored)
+        return PackedRows(self.T, rows, self.starts[pieces], self.lengths[pieces], self.pads[pieces], boundaries, ignored, padding, bos)
 
 
 class RowsAhead:

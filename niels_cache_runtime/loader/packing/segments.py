@@ -20,21 +20,26 @@ class RowSegments:
         T: Inputs per row.
         rows: (S,), the row of each segment. Every row has one.
         columns: (S,), its first column.
-        filled: (n,), the columns of each row before its padding.
+        lengths: (S,), its tokens.
+        widths: (S,), its columns, which are more than its tokens if it has padding of its own.
+        filled: (n,), the columns of each row before the padding at its end.
     """
 
     T: int
     rows: Ints
     columns: Ints
+    lengths: Ints
+    widths: Ints
     filled: Ints
 
     @classmethod
-    def lay_out(cls, rows: Ints, lengths: Ints, *, n: int, T: int) -> Self:
-        """Return the segments of `n` rows, given the row and the length of each segment."""
-        before = lengths.cumsum() - lengths
+    def lay_out(cls, rows: Ints, lengths: Ints, *, n: int, T: int, widths: Ints | None = None) -> Self:
+        """Return the segments of `n` rows, given the row and the length of each segment, and its columns if they are more."""
+        widths = lengths if widths is None else widths
+        before = widths.cumsum() - widths
         firsts = rows.searchsorted(np.arange(n))
-        filled = np.add.reduceat(lengths, firsts) if n else firsts
-        return cls(T=T, rows=rows, columns=before - before[firsts][rows], filled=filled)
+        filled = np.add.reduceat(widths, firsts) if n else firsts
+        return cls(T=T, rows=rows, columns=before - before[firsts][rows], lengths=lengths, widths=widths, filled=filled)
 
     @property
     def padded(self) -> Ints:
@@ -54,13 +59,13 @@ class RowSegments:
 
     def pads(self) -> Ints:
         """Return how many tokens of padding follow each segment, (S,)."""
-        pads = np.zeros_like(self.columns)
-        pads[self.rows.searchsorted(self.padded, side="right") - 1] = self.T + 1 - self.filled[self.padded]
+        pads = self.widths - self.lengths
+        pads[self.rows.searchsorted(self.padded, side="right") - 1] += self.T + 1 - self.filled[self.padded]
         return pads
 
     def is_padding(self) -> Bools:
         """Return whether each token is padding, (n, T+1)."""
-        return np.arange(self.T + 1) >= self.filled[:, None]
+        return np.arange(self.T + 1) >= self.spread(self.columns + self.lengths)
 
     def targets(self) -> Bools:
         """Return whether each token of the flattened rows is a target if all are to be learned."""
@@ -73,15 +78,33 @@ class RowSegments:
         for row in self.padded.tolist():
             array[row, self.filled[row] :] = value
 
-    def ignored(self) -> Ints:
-        """Return the places, in the flattened targets of the rows, of the targets that are not to be learned, in ascending order."""
-        inside = np.flatnonzero(self.columns)
-        _, padding = number_ranges(self.padded * self.T + self.filled[self.padded] - 1, (self.padded + 1) * self.T)
-        return np.sort(np.concatenate([self.rows[inside] * self.T + self.columns[inside] - 1, padding]))
+    def ignored(self, pads: Ints, bos: Ints) -> Ints:
+        """Return the places, in the flattened targets of the rows, of the targets that are not to be learned, in ascending order.
 
-    def boundaries(self) -> DocumentStarts:
-        """Return where segments and padding begin inside the rows."""
+        Args:
+            pads: The result of `pads`.
+            bos: The segments that begin with BOS, which is no context of the next token.
+        """
+        inside, padded = np.flatnonzero(self.columns), np.flatnonzero(pads)
+        firsts = self.rows * self.T + self.columns
+        padding = firsts[padded] + self.lengths[padded] - 1
+        return np.sort(np.concatenate([firsts[inside] - 1, number_ranges(padding, padding + pads[padded])[1], firsts[bos]]))
+
+    def padding(self, pads: Ints) -> Ints:
+        """Return the places, in the flattened inputs of the rows, of the inputs that are padding, in ascending order, given `pads`."""
+        firsts = self.rows * self.T + self.columns + self.lengths
+        ends = np.minimum(firsts + pads, (self.rows + 1) * self.T)  # the last token of a row is no input
+        return number_ranges(np.minimum(firsts, ends), ends)[1]
+
+    def boundaries(self, most: int | None = None) -> DocumentStarts:
+        """Return where segments and padding begin inside the rows.
+
+        Args:
+            most: The most segments of a row. At the end of a row with so many, padding belongs to the last of them. None means no limit.
+        """
         padded = self.padded
+        if most is not None:
+            padded = padded[np.bincount(self.rows, minlength=len(self.filled))[padded] < most]
         rows = np.concatenate([self.rows, padded])
         columns = np.concatenate([self.columns, self.filled[padded]])
         continues = np.ones(len(self.filled), dtype=np.bool_)

@@ -130,6 +130,7 @@ def make_maker(sources: NamedSources, settings: LoaderSettings, device: torch.de
         warnings.warn(f'{weighted[0]}: messages have weights, and only batches with fields=["weights"] have them', stacklevel=3)
     masks = settings.mask_cross_document_targets
     of_batches: dict[str, Any] = {"fields": settings.fields, "mask_cross_document_targets": masks, "weights": weights}
+    of_batches |= {"max_documents": settings.max_documents, "cp": (settings.cp_rank, settings.cp_size)}
     return cls([*sources.values()], T=settings.T, device=device, **of_batches)
 
 
