@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.loader.batch import Batch
     from niels_cache_runtime.loader.documents import document_mask, flex_block_mask
     from niels_cache_runtime.loader.loader import TokenLoader
+    from niels_cache_runtime.loader.phases import Phase, PhasedLoader
     from niels_cache_runtime.loader.preference.batch import PreferenceBatch
     from niels_cache_runtime.loader.settings import SFT, BestFit, Blocks
     from niels_cache_runtime.remote.split_location import Copy
@@ -33,6 +34,8 @@ __all__ = [
     "Copy",
     "DatasetLoader",
     "NielsCacheError",
+    "Phase",
+    "PhasedLoader",
     "PreferenceBatch",
     "PreferenceDataset",
     "PretrainTokenStreamDataset",
@@ -55,6 +58,7 @@ _MODULES = {
     "loader.batch": "Batch",
     "loader.documents": "document_mask flex_block_mask",
     "loader.loader": "TokenLoader",
+    "loader.phases": "Phase PhasedLoader",
     "loader.preference.batch": "PreferenceBatch",
     "loader.settings": "SFT BestFit Blocks",
     "remote.split_location": "Copy",

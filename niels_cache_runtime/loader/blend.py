@@ -28,6 +28,7 @@ from niels_cache_runtime.format.layout import Array, Int32s, Ints
 
 Schedule = Sequence[tuple[int, Mapping[str, float]]]  # (first sample, weight per name) of every segment
 MAX_PERIOD = 2**20
+_PERIOD_OF_COUNTS = 2**16  # short, because it serves one stretch of a run only
 _MAX_SAMPLES = 2**60  # the most samples of a run, so that counts fit into int64
 
 
@@ -262,6 +263,24 @@ def _whole_weights(fractions: Sequence[Fraction]) -> tuple[int, ...]:
     scale = math.lcm(*(fraction.denominator for fraction in fractions))
     shares = _divided_by_gcd([int(fraction * scale) for fraction in fractions])
     return shares if sum(shares) <= MAX_PERIOD else _divided_by_gcd(_largest_remainder(shares, total=MAX_PERIOD))
+
+
+def schedule_of_counts(names: Sequence[str], counts: Sequence[int], *, first: int = 0) -> Schedule:
+    """Return a schedule under which each source has had `counts` samples after sum(counts) samples, always near its share of them.
+
+    All weights are 1 after that, because a schedule has no end.
+
+    Args:
+        names: The names of the sources.
+        counts: The number of samples of each source.
+        first: The first sample.
+    """
+    if not any(counts):
+        return [(first, dict.fromkeys(names, 1))]
+    weights = _divided_by_gcd(counts if sum(counts) <= _PERIOD_OF_COUNTS else _largest_remainder(counts, total=_PERIOD_OF_COUNTS))
+    periods = min(count // weight for count, weight in zip(counts, weights, strict=True) if weight)
+    left = [count - periods * weight for count, weight in zip(counts, weights, strict=True)]
+    return [(first, dict(zip(names, weights, strict=True))), *schedule_of_counts(names, left, first=first + periods * sum(weights))]
 
 
 def _divided_by_gcd(shares: Sequence[int]) -> tuple[int, ...]:

@@ -88,23 +88,36 @@ class BlockOrder:
         lanes: The number of lanes.
         shuffle: With False, blocks and samples keep their order.
         began: The first sample c of the source that comes in this order, and its epoch. Only a source that has grown has several orders.
+        part: Which blocks of an epoch this order has, by their places in the permutation of all blocks. Blocks without samples then have a
+            place too, so that the permutation depends on the number of blocks alone.
 
     Raises:
         NielsCacheError: For values out of range.
     """
 
     def __init__(
-        self, starts: Ints, *, seed: int, name: str = "", lanes: int = 1, shuffle: bool = True, began: tuple[int, int] = (0, 0)
+        self,
+        starts: Ints,
+        *,
+        seed: int,
+        name: str = "",
+        lanes: int = 1,
+        shuffle: bool = True,
+        began: tuple[int, int] = (0, 0),
+        part: slice | None = None,
     ) -> None:
         self.starts = starts
         self.samples, self.lanes = int(starts[-1]), lanes
         self.began = began
         self._seed, self._name, self._shuffle = seed, name, shuffle
         self._sizes = np.diff(starts)
-        self._used = np.flatnonzero(self._sizes)
+        self._used = np.flatnonzero(self._sizes) if part is None else np.arange(len(self._sizes))
+        self._part = part or slice(None)
         self._order_of_blocks = Order(len(self._used), seed=seed, name=f"{name}\0blocks") if shuffle else None
         self._rows: dict[int, EpochRow] = {}
         self._orders: dict[int, Order] = {}
+        if part is not None:
+            self.samples = int(self._sizes[self.blocks_of(began[1])].sum())
 
     def at(self, places: Ints, epoch: int) -> Ints:
         """Return the sample number at each place of an epoch, (n,) int64.
@@ -156,10 +169,15 @@ class BlockOrder:
             self._rows = {**dict(list(self._rows.items())[1 - _KEPT_EPOCHS :]), epoch: row}
         return row
 
-    def _make_row(self, epoch: int) -> EpochRow:
+    def blocks_of(self, epoch: int) -> Ints:
+        """Return the blocks of an epoch, in their order."""
         blocks = self._used
         if self._order_of_blocks is not None:
             blocks = blocks[self._order_of_blocks.at(np.arange(len(blocks)), epoch)]
+        return blocks[self._part]
+
+    def _make_row(self, epoch: int) -> EpochRow:
+        blocks = self.blocks_of(epoch)
         first_lane = self.start(epoch) % self.lanes
         firsts = (np.arange(self.lanes) - first_lane) % self.lanes
         runs = self.samples // self.lanes + (firsts < self.samples % self.lanes)

@@ -32,17 +32,19 @@ class Epochs:
     Args:
         phases: (first, samples), in ascending order: from the sample `first` of the source on, an epoch has `samples` samples. Samples are
             counted over the whole run. The first phase begins at 0, and every other phase at the end of an epoch.
+        first_epochs: The first epoch of each phase. None counts epochs from 0.
 
     Attributes:
         first_epochs: (phases,) int64, the first epoch of each phase.
     """
 
-    def __init__(self, phases: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, phases: Sequence[tuple[int, int]], first_epochs: Sequence[int] | None = None) -> None:
         self.phases = tuple((int(first), int(samples)) for first, samples in phases)
         self._firsts = np.array([first for first, _ in self.phases], dtype=np.int64)
         self._samples = np.array([samples for _, samples in self.phases], dtype=np.int64)
         lengths = np.diff(self._firsts)
-        self.first_epochs = np.concatenate([[0], np.cumsum(lengths // self._samples[:-1])]).astype(np.int64)
+        counted = np.concatenate([[0], np.cumsum(lengths // self._samples[:-1])]) if first_epochs is None else first_epochs
+        self.first_epochs = np.asarray(counted, dtype=np.int64)
 
     @staticmethod
     def is_valid(phases: Sequence[tuple[int, int]]) -> bool:

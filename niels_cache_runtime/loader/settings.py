@@ -28,6 +28,7 @@ from niels_cache_runtime.format.path_kind import describe
 from niels_cache_runtime.loader.batch import FIELDS
 from niels_cache_runtime.loader.blend import Schedule
 from niels_cache_runtime.loader.blocks import MAX_LANES, resolve_machines
+from niels_cache_runtime.loader.lots import LotWindows
 from niels_cache_runtime.loader.order import MAX_SEED
 from niels_cache_runtime.loader.packing.documents import DocumentPacking, PackedDocuments
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
@@ -100,6 +101,20 @@ class Blocks(NamesArguments):
         object.__setattr__(self, "lanes", check_whole("lanes", self.lanes, least=1, most=MAX_LANES))
         if self.machines is not None:
             object.__setattr__(self, "machines", check_positive("machines", self.machines))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lots(Blocks):
+    """The order of one phase of a PhasedLoader, which decides all of this: blocks are lots, and the phase reads some of them.
+
+    Attributes:
+        tokens: The tokens of a lot.
+        phase: `tokens` and `weights` of the Phase, and for each of the `sources` the number of lots that earlier phases have read, over all
+            epochs, and how many inputs they should have read but have not.
+    """
+
+    tokens: int
+    phase: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +311,10 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
 
 def _entries_of(order: Blocks) -> dict[str, Any]:
     """Return the entries of a state for an order in blocks. Its machines may change during a run."""
-    return {"order": "blocks", "block_shards": order.shards, "lanes": order.lanes}
+    entries = {"order": "blocks", "block_shards": order.shards, "lanes": order.lanes}
+    if isinstance(order, Lots):
+        entries |= {"lot_tokens": order.tokens, "phase": dict(order.phase)}
+    return entries
 
 
 def _checked_order(order: Any, world_size: int) -> Blocks | None:
@@ -483,11 +501,16 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
     try:
         os.stat(path.parent / f"{path.name}_tokens.bin")
     except (FileNotFoundError, NotADirectoryError):
+        lots = settings.order.tokens if isinstance(settings.order, Lots) else None
         if settings.packing is None:
-            return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify, head=settings.head)
-        return PackedDocuments(folder, T=settings.T, packing=document_packing(settings, settings.packing), verify=verify)
+            windows = LotWindows if lots else PretrainWindows
+            return windows(folder, T=settings.T, stride=settings.stride, verify=verify, head=settings.head, lot_tokens=lots)
+        packing = document_packing(settings, settings.packing)
+        return PackedDocuments(folder, T=settings.T, packing=packing, verify=verify, lot_tokens=lots)
     except (OSError, ValueError) as error:  # no permission, or an invalid name
         raise NielsCacheError(f"{folder!r:.200}: cannot be opened: {error}; give the folder of a split") from error
+    if isinstance(settings.order, Lots):
+        raise NielsCacheError(f"{folder}: is an SFT split, and phases read pretrain splits; give it to a TokenLoader of its own")
     sft = settings.sft
     of_rows: dict[str, Any] = {"T": settings.T, "seed": settings.seed, "loss_on": sft.loss_on, "overflow": sft.overflow}
     of_rows |= {"shuffle": settings.shuffle, "verify": verify, "head": settings.head}

@@ -192,7 +192,7 @@ def read_position(state: State) -> Position:
 def check_settings(state: State, settings: State) -> None:
     """Raise NielsCacheError for the first setting in `settings` whose value in the state is different. The message names the setting."""
     of_plan = ("document_packing", "bos_on_pieces", "pad_documents_to", *(["max_documents"] if "document_packing" in settings else []))
-    defaults = {"kind": "tokens", **dict.fromkeys(of_plan)}
+    defaults = {"kind": "tokens", "lot_tokens": None, **dict.fromkeys(of_plan)}
     saved = {"order": "split", **defaults, **state["settings"]}
     for name, value in {**defaults, **settings}.items():
         of_state = saved.get(name)
@@ -221,10 +221,11 @@ def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: 
         if saved["fingerprint"] != now["fingerprint"]:
             longer = "give grown=True if files were added to it, "
             is_longer = "worker" not in state and now["samples"] > saved["samples"] > 0
+            otherwise = f", {longer if is_longer else ''}or accept other samples from here on with allow_changed=({name!r},)"
             raise NielsCacheError(
                 f"{name}: {now['folder']} is not the cache that this state was saved with "
                 f"(fingerprint {saved['fingerprint'][:12]}, now {now['fingerprint'][:12]}); "
-                f"restore it, {longer if is_longer else ''}or accept other samples from here on with allow_changed=({name!r},)"
+                f"restore it{'' if 'phase' in state['settings'] else otherwise}"
             )
 
 

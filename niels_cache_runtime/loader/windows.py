@@ -47,6 +47,7 @@ class PretrainWindows:
             is a target exactly once.
         verify: "size" compares sizes with meta.json. "sha256" also reads every file of the split and compares its content.
         head: How many tokens before each window to read with it (`source.Heads`).
+        lot_tokens: The tokens of a lot (`lots`), if blocks are lots instead of files.
 
     Raises:
         NielsCacheError: If the split cannot be opened (see `opening.open_split`), or is shorter than one window.
@@ -54,10 +55,13 @@ class PretrainWindows:
     """
 
     is_copied = False  # whether its shards come and go in a local copy
+    lot_tokens: int | None = None
     _arguments: tuple[str, ...] = ("T", "stride", "head")  # of the constructor, for a pickled copy
 
-    def __init__(self, folder: str, *, T: int, stride: int | None = None, verify: Verify = "size", head: int = 0) -> None:
-        self.T, self.head = check_positive("T", T), head
+    def __init__(
+        self, folder: str, *, T: int, stride: int | None = None, verify: Verify = "size", head: int = 0, lot_tokens: int | None = None
+    ) -> None:
+        self.T, self.head, self.lot_tokens = check_positive("T", T), head, lot_tokens
         self.stride = T if stride is None else check_positive("stride", stride)
         self.folder = folder
         self.path = os.path.abspath(folder)
@@ -169,7 +173,15 @@ class PretrainWindows:
         return SourceBlocks(samples=samples, files=first_files, tails=self._read_after(starts[:-1], starts[1:]))
 
     def _block_edges(self, files: int) -> tuple[Ints, Ints]:
-        """Return the first file of every block of `files` files, and its first token in the stream, with the ends after the last ones."""
+        """Return the first file of every block of `files` files, and its first token in the stream, with the ends after the last ones.
+
+        Lots have their own numbers instead of files.
+        """
+        if self.lot_tokens is not None:
+            ends = require_doc_ends(self.folder, self.doc_ends).view(IDX_DTYPE)
+            multiples = np.arange(1, int(ends[-1]) // self.lot_tokens) * self.lot_tokens
+            edges = np.unique(np.concatenate([[0], ends[ends.searchsorted(multiples)], ends[-1:]]))
+            return np.arange(len(edges)), edges
         first_files = np.append(np.arange(0, len(self.files), files), len(self.files))
         return first_files, np.append(self._stream_starts, self._stream_ends[-1])[first_files]
 

@@ -87,7 +87,7 @@ class PackedDocuments(PretrainWindows):
         NielsCacheError: For the reasons that PretrainWindows lists, and if the documents are unknown, or have one token each.
     """
 
-    _arguments = ("T", "packing")
+    _arguments = ("T", "lot_tokens", "packing")
 
     def __init__(self, folder: str, *, packing: DocumentPacking, **windows: Any) -> None:
         self.packing = packing
