@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_runtime import SFT, Batch, Blocks, NielsCacheError, TokenLoader
+from niels_cache_runtime import SFT, Batch, BestFit, Blocks, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.source import SampleRows
 from niels_cache_runtime.loader.target_weights import Goldfish, repetitive_rows
-from tests.helpers.hand_made import ASST, EOT, USR, write_meta_of, write_pair, write_stream
+from tests.helpers.hand_made import ASST, EOT, USR, rewrite_meta, write_meta_of, write_pair, write_stream
 
 K, H = 3, 5
 LENGTHS = [3, 40, 1, 7, 200, 6, 90, 11, 333, 2, 55]
@@ -29,7 +29,9 @@ def stream() -> np.ndarray:
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory, stream: np.ndarray) -> str:
     folder = tmp_path_factory.mktemp("cache") / "pretrain" / "notes"
-    return write_stream(folder, stream, shard_tokens=64, doc_ends=np.cumsum(LENGTHS).tolist())
+    split = write_stream(folder, stream, shard_tokens=64, doc_ends=np.cumsum(LENGTHS).tolist())
+    rewrite_meta(folder, special_token_ids={"sys": None, "usr": None, "asst": None, "eot": EOT, "bos": 60})
+    return split
 
 
 def naive_hash(tokens: list[int]) -> int:
@@ -84,6 +86,8 @@ def masks_by_place(loader: TokenLoader, size: int, *, plain: TokenLoader) -> tup
         {"T": 16, "B": 4, "packing": "best_fit", "seed": 3},
         {"T": 100, "B": 2, "packing": "best_fit", "shuffle": False},
         {"T": 33, "B": 5, "packing": "best_fit", "order": Blocks(shards=2)},
+        {"T": 16, "B": 4, "packing": BestFit(bos_on_pieces=True, pad_documents_to=4), "max_documents": 3},
+        {"T": 9, "B": 3, "packing": BestFit(bos_on_pieces=True), "order": Blocks(shards=2)},
     ],
 )
 def test_the_same_token_after_the_same_tokens_is_always_left_out(notes: str, stream: np.ndarray, settings: dict[str, Any]) -> None:
@@ -106,7 +110,7 @@ def test_the_same_token_after_the_same_tokens_is_always_left_out(notes: str, str
 def test_a_head_of_one_token_or_of_more_tokens_than_a_row_is_read_as_well(notes: str, stream: np.ndarray) -> None:
     ends = np.cumsum(LENGTHS)
     documents = [stream[end - length : end].tolist() for end, length in zip(ends, LENGTHS, strict=True)]
-    for h, packing in product((1, 2, 70), (None, "best_fit")):
+    for h, packing in product((1, 2, 70), (None, "best_fit", BestFit(bos_on_pieces=True))):
         expected = left_out_of(documents, k=2, h=h)
         settings: dict[str, Any] = {"T": 9, "B": 8, "seed": 0, "epochs": 1, "packing": packing}
         found, _ = masks_by_place(TokenLoader(notes, **settings, goldfish=(2, h)), len(stream), plain=TokenLoader(notes, **settings))
@@ -269,6 +273,8 @@ def test_padding_does_not_repeat() -> None:
     row = np.array([[*range(10), *([EOT] * 40)], [*range(10), *([7] * 40)]], dtype=np.uint16)
     found = repetitive_rows(SampleRows(tokens=row, filled=np.array([10, 50])), 13, 32)
     assert found.tolist() == [False, True]
+    inner = np.arange(9, 40)  # padding of a piece, and then the next one
+    assert repetitive_rows(SampleRows(tokens=row[:, :45], padding=inner), 13, 31).tolist() == [False, True]
 
 
 def test_padding_of_packed_documents_does_not_repeat(notes: str) -> None:
