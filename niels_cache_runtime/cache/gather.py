@@ -83,12 +83,14 @@ class WindowReader:
 
 
 _CHUNK = 128  # tokens of a piece that are copied together
+_LONG = 256  # tokens of a piece, on average, from which on joining is faster
 
 
 def gather_pieces(tokens: Tokens, starts: Ints, lengths: Ints, pads: Ints, *, limits: Any, pad_id: int) -> Tokens:
     """Return pieces of tokens, one after the other, and after each of them its padding.
 
-    Pieces are copied in chunks of equal length, and the last chunk of a piece may reach over the next piece, which is copied later.
+    Long pieces are joined. Short ones are copied in chunks of equal length, and the last chunk of a piece may reach over the next piece,
+    which is copied later.
 
     Args:
         tokens: The tokens.
@@ -99,18 +101,27 @@ def gather_pieces(tokens: Tokens, starts: Ints, lengths: Ints, pads: Ints, *, li
         pad_id: The id of padding.
     """
     ends = (lengths + pads).cumsum()
-    shifts = ends - lengths - pads - starts
-    total = int((lengths + pads).sum())
+    total = int(ends[-1]) if len(ends) else 0
+    if total > _LONG * len(starts):
+        tokens[starts]  # fetches the pages of all pieces at once, as in WindowReader
+        view = tokens.data  # its slices are cheaper than those of an array
+        pieces: list[Any] = [view[first:end] for first, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
+        padding = np.full(pads.max(), pad_id, dtype=tokens.dtype).data
+        for piece in np.flatnonzero(pads)[::-1].tolist():
+            pieces.insert(piece + 1, padding[: pads[piece]])
+        return np.frombuffer(bytearray().join(pieces), dtype=tokens.dtype)
     rows = np.empty(total + _CHUNK, dtype=tokens.dtype)
     counts = -(-lengths // _CHUNK)
     at_limit = starts + counts * _CHUNK > limits
     counts[at_limit] = 0
-    of_piece = np.arange(len(counts)).repeat(counts)
-    chunks = np.arange(len(of_piece)) * _CHUNK + (starts - (counts.cumsum() - counts) * _CHUNK)[of_piece]
-    _overlapping_windows(rows, _CHUNK)[chunks + shifts[of_piece]] = _overlapping_windows(tokens, _CHUNK)[chunks]
+    chunks = (starts - (counts.cumsum() - counts) * _CHUNK).repeat(counts)
+    chunks += np.arange(0, len(chunks) * _CHUNK, _CHUNK)
+    places = (ends - pads - lengths - starts).repeat(counts)
+    places += chunks
+    _overlapping_windows(rows, _CHUNK)[places] = _overlapping_windows(tokens, _CHUNK)[chunks]
     for piece in np.flatnonzero(at_limit).tolist():
-        first = int(starts[piece] + shifts[piece])
-        rows[first : first + int(lengths[piece])] = tokens[starts[piece] : starts[piece] + lengths[piece]]
+        start, length, end = int(starts[piece]), int(lengths[piece]), int(ends[piece] - pads[piece])
+        rows[end - length : end] = tokens[start : start + length]
     padded = np.flatnonzero(pads)
     counts = pads[padded]
     rows[np.arange(counts.sum()) + np.repeat(ends[padded] - counts.cumsum(), counts)] = pad_id
@@ -158,12 +169,12 @@ class InputTargetMaker:
             return torch.from_numpy(x), torch.from_numpy(y)
         return to_device(x, self._device), to_device(y, self._device)
 
-    def ignoring(self, y: torch.Tensor, places: Ints) -> torch.Tensor:
-        """Return the targets y with IGNORE_INDEX at some places, counted over all rows."""
+    def ignoring(self, y: torch.Tensor, rows: Tokens, places: Ints) -> torch.Tensor:
+        """Return the targets y of rows with IGNORE_INDEX at some places, counted over all rows."""
         if not self._is_cpu:
             return y.flatten().index_fill(0, to_device(places, self._device), IGNORE_INDEX).view_as(y)
         masked, _ = self._masked.take(*y.shape)  # the second array is never touched, so it takes no memory
-        np.copyto(masked, y.numpy())
+        masked[:] = rows[:, 1:]  # less memory is read than from y
         masked.reshape(-1)[places] = IGNORE_INDEX
         return torch.from_numpy(masked)
 

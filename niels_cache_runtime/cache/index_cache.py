@@ -65,12 +65,13 @@ class IndexCache:
     Args:
         folder: The folder. It is created when the first index is built.
         wait_seconds: How long to wait for another process that builds the same index.
+        hashed_bytes: Whenever an index is opened, files of at most so many bytes are hashed and compared with its meta.json.
         notify: Called with a one-line message about such a wait. By default the message is printed to standard error.
     """
 
-    def __init__(self, folder: str | Path, *, wait_seconds: float = 3600.0, notify: Notify | None = None) -> None:
+    def __init__(self, folder: str | Path, *, wait_seconds: float = 3600.0, notify: Notify | None = None, hashed_bytes: int = 0) -> None:
         self.folder = Path(os.path.abspath(folder))
-        self.wait_seconds = wait_seconds
+        self.wait_seconds, self._hashed_bytes = wait_seconds, hashed_bytes
         self._notify = notify or (lambda message: print(message, file=sys.stderr, flush=True))
 
     def directory(self, kind: str, parameters: Mapping[str, Any]) -> Path:
@@ -95,7 +96,10 @@ class IndexCache:
             NielsCacheError: If another process builds the index for longer than `wait_seconds`.
         """
         directory = self.directory(kind, parameters)
-        return _open_finished(directory) or self._build(directory, kind, parameters, build)
+        return self._open_finished(directory) or self._build(directory, kind, parameters, build)
+
+    def _open_finished(self, directory: Path) -> Arrays | None:
+        return _open_finished(directory, self._hashed_bytes)
 
     def _build(self, directory: Path, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
         try:
@@ -103,7 +107,7 @@ class IndexCache:
             self._clear_abandoned()
             with hold_lock(directory, retry_seconds=0.0, wait=self._wait_for(directory)):
                 os.listdir(self.folder)  # a network file system may have cached, before the wait, that the folder is missing
-                arrays = _open_finished(directory)
+                arrays = self._open_finished(directory)
                 if arrays is not None:
                     return arrays
                 partial = partial_path(directory)
@@ -114,7 +118,9 @@ class IndexCache:
                     write_meta(partial / META_NAME, _describe_files(partial, f"index/{kind}", parameters))
                     if _open_finished(partial) is None:
                         raise NielsCacheError(f"{partial}: the new index cannot be read; is the disk damaged?")
-                    _exchange(partial, directory)
+                    if self._open_finished(directory) is None:  # another process may have built it, if locks do not work here
+                        replace_folder(partial, directory)  # a damaged index is then in `partial`
+                        sync(self.folder)
                 finally:
                     remove(partial)
         except LockRefusedError as error:
@@ -185,8 +191,8 @@ def open_arrays(directory: str | Path) -> Arrays:
     return arrays
 
 
-def _open_finished(directory: Path) -> Arrays | None:
-    """Return the arrays of an index if its name matches its parameters and all files have the listed sizes, otherwise None."""
+def _open_finished(directory: Path, hashed_bytes: int = 0) -> Arrays | None:
+    """Return the arrays of an index if its name matches its parameters and all files are as listed, otherwise None."""
     try:
         meta = check_form(read_meta(directory / META_NAME), directory / META_NAME)
         files = listed_files(meta, directory)
@@ -194,6 +200,8 @@ def _open_finished(directory: Path) -> Arrays | None:
         if directory.name not in (expected_name, f".{expected_name}.partial") or not all(_ARRAY_NAME.fullmatch(name) for name in files):
             return None
         if link_problem(directory, files) or any((directory / name).stat().st_size != entry["bytes"] for name, entry in files.items()):
+            return None
+        if any(entry["bytes"] <= hashed_bytes and sha256_file(directory / name) != entry["sha256"] for name, entry in files.items()):
             return None
     except (NielsCacheError, OSError):
         return None
@@ -203,17 +211,6 @@ def _open_finished(directory: Path) -> Arrays | None:
         return None
     except OSError as error:  # the process has too many maps or no permission: the index is not damaged
         raise NielsCacheError(f"{directory}: cannot be mapped: {error.strerror or error}") from error
-
-
-def _exchange(partial: Path, directory: Path) -> None:
-    """Move a new index to its final name, unless another process has done so first.
-
-    Two processes may build one index if the lock does not work on their file system.
-    """
-    if _open_finished(directory) is not None:
-        return
-    replace_folder(partial, directory)  # a damaged index is then in `partial`
-    sync(directory.parent)
 
 
 def _files_in(folder: Path) -> Allocate:

@@ -223,6 +223,8 @@ class BatchMaker:
         n = len(located)
         x, y = self._pairs.pairs(rows.tokens)
         optional: dict[str, Any] = {}
+        if rows.ignored is not None and self.weights is None:  # now, while the tokens are in the CPU's cache
+            optional["y_masked"] = self._pairs.ignoring(y, rows.tokens, rows.ignored)
         if "dataset_ids" in self._fields:
             optional["dataset_ids"] = self._send(located.sources.copy())
         boundaries, places = rows.boundaries, None
@@ -232,11 +234,10 @@ class BatchMaker:
             if self._cp_size > 1:
                 places = self._send(places_of_cp_rank(cu, cp_rank=self._cp_rank, cp_size=self._cp_size))
         targets = rows.targets
-        if rows.ignored is not None and self.weights is not None:
-            targets = np.ones((n, self._T), dtype=np.bool_)
-            targets.reshape(-1)[rows.ignored] = False
-        elif rows.ignored is not None:  # first tokens of documents are among them
-            optional["y_masked"] = self._pairs.ignoring(y, rows.ignored)
+        if rows.ignored is not None:  # first tokens of documents are among them
+            if self.weights is not None:
+                targets = np.ones((n, self._T), dtype=np.bool_)
+                targets.reshape(-1)[rows.ignored] = False
         elif self._mask_cross and boundaries is not None:
             within = ~cross_document_targets(boundaries, rows=n, T=self._T)
             targets = within if targets is None else targets & within

@@ -368,9 +368,13 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         check_weights(state, self._sources, run_order, self._settings, averages, allow_changed=bool(allowed))
         worker, here = state.get("worker"), get_worker_info()
         check_worker(state, position, here=None if here is None else (here.id, here.num_workers), sizes=self._sizes)
+        found = []
         for name, source in self._packed.items():
             own, saved = phases.get(name, ((0, source.samples),)), state["sources"].get(name, {})
-            source.use_earlier(earlier_epochs(own, saved.get("documents", ())), [samples for _, samples in own[:-1]])
+            earlier = earlier_epochs(own, saved.get("documents", ()))
+            found.append((source, earlier, source.earlier_plans(earlier, [samples for _, samples in own[:-1]])))
+        for source, earlier, plans in found:  # from here on, nothing raises
+            source.use_earlier(earlier, plans)
         self._averages, self._run_order = averages, run_order.grown(phases, self._blocks())
         position = position.resized(self._sizes)
         end = self._steps.end(position)

@@ -122,7 +122,8 @@ class BestFit(NamesArguments):
     """Settings of `TokenLoader(packing=...)`: documents of pretrain splits are packed whole into rows.
 
     Attributes:
-        plans: The folder in which the plans of the rows are kept. None means `index` in the cache root.
+        plans: The folder in which the plans of the rows are kept. None means `index` in the cache root, or beside a data set that is not
+            in one.
         bos_on_pieces: Whether a piece that does not begin its document gets a BOS token before it, as the documents of a cache with BOS
             have. The BOS takes a place in the row, and the token after it is no target there.
         pad_documents_to: Each piece gets padding up to a multiple of this number of inputs, at least 2. T is a multiple of it. Context
@@ -225,8 +226,6 @@ class LoaderSettings:
         given["loss_weights"] = _checked_loss_weights(names, given["loss_weights"])
         for name, least in (("goldfish", (2, 1)), ("mask_repetitive", (1, 2))):
             given[name] = _checked_mask(name, given[name], least)
-        if given["packing"] and (given["goldfish"] or given["mask_repetitive"]):
-            raise NielsCacheError("packing: goldfish and mask_repetitive are for windows and SFT rows; leave packing or these out")
         return cls(**given | {"weights": _schedule(names, given["weights"])})
 
     @property
@@ -506,7 +505,7 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
             windows = LotWindows if lots else PretrainWindows
             return windows(folder, T=settings.T, stride=settings.stride, verify=verify, head=settings.head, lot_tokens=lots)
         packing = document_packing(settings, settings.packing)
-        return PackedDocuments(folder, T=settings.T, packing=packing, verify=verify, lot_tokens=lots)
+        return PackedDocuments(folder, T=settings.T, packing=packing, verify=verify, head=settings.head, lot_tokens=lots)
     except (OSError, ValueError) as error:  # no permission, or an invalid name
         raise NielsCacheError(f"{folder!r:.200}: cannot be opened: {error}; give the folder of a split") from error
     if isinstance(settings.order, Lots):

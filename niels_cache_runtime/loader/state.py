@@ -52,7 +52,7 @@ def _is_source(source: Mapping[str, Any]) -> bool:
     documents = source.get("documents", [1] * len(phases))
     average = source.get("average", (1, 1))
     is_valid = _has_form(recorded, (str, str, int)) and _has_form([phases, [average]], [[(int, int)]]) and Epochs.is_valid(phases)
-    return is_valid and _has_form(documents, [int]) and len(documents) == len(phases) and min(average) > 0
+    return is_valid and _has_form(documents, [int]) and len(documents) == len(phases) and min(*average, *documents) > 0
 
 
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:

@@ -145,7 +145,8 @@ class Goldfish:
             targets = places[:, None] + steps[1:]
             after = tokens[np.divmod(np.minimum(targets - 1, n * width - 1), width)]
             is_out = _window_hashes(np.concatenate([heads.tokens, after], axis=1), h) < self._limit
-            flat[targets[is_out & (targets < ends[:, None]) & (heads.lengths[:, None] + steps[1:] >= h)]] = True
+            decides = (targets < ends[:, None]) & (heads.lengths[:, None] + steps[1:] >= h)
+            flat[targets[decides]] = is_out[decides]  # also where BOS, which is before the part, has decided
         out = found[:, 1:]
         out[out] = ~np.isin(tokens[:, 1:][out], self._exempt)
         return out
@@ -161,6 +162,9 @@ def repetitive_rows(rows: SampleRows, most_period: int, count: int) -> Bools:
     n, width = tokens.shape
     found = np.zeros(n, dtype=np.bool_)
     filled = np.full(n, width) if rows.filled is None else rows.filled
+    is_content = np.arange(width) < filled[:, None]
+    if rows.padding is not None:
+        is_content[np.divmod(rows.padding, width - 1)] = False
     for period in range(1, most_period + 1):
         length = period * (count - 1)
         if length + period > width:
@@ -175,7 +179,7 @@ def repetitive_rows(rows: SampleRows, most_period: int, count: int) -> Bools:
         if not len(maybe):
             continue
         pairs = tokens[maybe, period:] == tokens[maybe, :-period]
-        pairs &= np.arange(period, width) < filled[maybe, None]
+        pairs &= is_content[maybe, period:]
         runs = np.cumsum(np.pad(pairs, ((0, 0), (1, 0))), axis=1)
         found[maybe] = (runs[:, length:] - runs[:, :-length] == length).any(axis=1)
     return found

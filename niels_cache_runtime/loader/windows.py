@@ -86,7 +86,7 @@ class PretrainWindows:
         self.examples: int | None = None
         self.packs = False
         self._reader = WindowReader(mapped, length=self.head + T + 1)
-        self._back_to_back = mapped.stream is not None and not self.head
+        self._back_to_back = mapped.stream is not None
         # In each shard, windows begin in a first range of starts, where they lie inside the shard, and then in a range where they cross its
         # end. `_shifts` has the place in memory minus the place in the stream for the first ranges, and -1 for the others. Here a window
         # begins with its head.
@@ -143,11 +143,15 @@ class PretrainWindows:
         tokens, found = self._read_tokens(starts), find_boundaries(ends, starts, T=self.T)
         if not self.head:
             return SampleRows(tokens=tokens, boundaries=found)
-        ends = ends.view(IDX_DTYPE)
-        before = ends.searchsorted(starts, side="right")
-        lengths = np.minimum(starts - np.where(before > 0, ends[before - 1], 0), self.head)
-        heads = Heads(rows=np.arange(len(starts)), columns=np.zeros_like(starts), tokens=tokens[:, : self.head], lengths=lengths)
+        rows, columns = np.arange(len(starts)), np.zeros_like(starts)
+        heads = Heads(rows=rows, columns=columns, tokens=tokens[:, : self.head], lengths=self._before(starts))
         return SampleRows(tokens=tokens[:, self.head :], boundaries=found, heads=heads)
+
+    def _before(self, starts: Ints) -> Ints:
+        """Return how many of the `head` tokens before some places belong to the document that is there."""
+        ends = np.asarray(self.doc_ends).view(IDX_DTYPE)
+        before = ends.searchsorted(starts, side="right")
+        return np.minimum(starts - np.where(before > 0, ends[before - 1], 0), self.head)
 
     def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return shard, offset and document of every token of the samples `numbers` (n,). Documents are -1 without a doc_ends file."""
@@ -210,7 +214,7 @@ class PretrainWindows:
 
         Before the stream, a head has zeros.
         """
-        if self._back_to_back:
+        if self._back_to_back and not self.head:
             return self._reader.read(starts)
         begins = starts - self.head if self.head else starts
         ranges = self._range_ends.searchsorted(begins, side="right")

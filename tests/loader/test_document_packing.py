@@ -19,6 +19,7 @@ from niels_cache_runtime import BestFit, Blocks, NielsCacheError, TokenLoader
 from niels_cache_runtime.cache.index_cache import IndexCache, new_array
 from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.layout import Array
+from niels_cache_runtime.loader.packing import document_plan, documents
 from niels_cache_runtime.loader.packing.document_plan import (
     DOCUMENT_PLAN_VERSION,
     DocumentPlan,
@@ -28,7 +29,8 @@ from niels_cache_runtime.loader.packing.document_plan import (
     build_document_plan,
 )
 from niels_cache_runtime.loader.packing.documents import PackedDocuments
-from tests.helpers.hand_made import EOT, write_sft, write_stream
+from niels_cache_runtime.verify import verify_dataset
+from tests.helpers.hand_made import EOT, write_pretrain, write_sft, write_stream
 
 SETTINGS: dict[str, Any] = {"T": 16, "B": 3, "seed": 5, "packing": "best_fit"}
 
@@ -42,19 +44,23 @@ def log_normal(n: int, median: float, *, seed: int = 0) -> list[int]:
     return np.maximum(2, np.exp(normal) * median).astype(np.int64).tolist()
 
 
-def plan_of(
-    lengths: Sequence[int], T: int, *, edges: Sequence[int] = (), unit_documents: int = 1 << 26, **changes: Any
-) -> tuple[DocumentPlan, list[int]]:
-    ends = np.cumsum(lengths).astype(np.uint64)
-    every = sorted({0, *edges, int(ends[-1])})
-    settings = PieceSettings(T, **changes)
+def arrays_of(ends: np.ndarray, settings: PieceSettings, every: Sequence[int], unit_documents: int = 1 << 26) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
 
     def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         return arrays.setdefault(name, new_array(name, shape, dtype))
 
     build_document_plan(allocate, ends, settings, edges=np.array(every), unit_documents=unit_documents)
-    return DocumentPlan(arrays, ends, settings), every
+    return arrays
+
+
+def plan_of(
+    lengths: Sequence[int], T: int, *, edges: Sequence[int] = (), unit_documents: int = 1 << 26, **changes: Any
+) -> tuple[DocumentPlan, list[int]]:
+    ends = np.cumsum(lengths).astype(np.uint64)
+    every = sorted({0, *edges, int(ends[-1])})
+    settings = PieceSettings(T, **changes)
+    return DocumentPlan(arrays_of(ends, settings, every, unit_documents), ends, settings), every
 
 
 def by_row(pieces: Pieces, rows: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
@@ -158,9 +164,9 @@ def test_each_document_of_a_length_is_in_each_place_equally_often() -> None:
 
 def test_each_pair_of_a_class_is_in_each_pair_of_places_equally_often() -> None:
     n, count = 5, 500
-    classes = np.stack([np.full(n * count, n), np.arange(2, 2 + count).repeat(n), np.zeros(n * count, dtype=np.int64)])
-    places = np.tile(np.arange(n), count)
-    found = np.concatenate([EpochKeys(5, epoch).place(places, classes).reshape(count, n) for epoch in range(40)])
+    classes = np.stack([np.full(count, n), np.arange(2, 2 + count), np.zeros(count, dtype=np.int64)])
+    places, times = np.tile(np.arange(n), count), np.full(count, n)
+    found = np.concatenate([EpochKeys(5, epoch).place(places, classes, times).reshape(count, n) for epoch in range(40)])
     one, other = np.triu_indices(n, 1)
     pairs = [np.bincount(found[:, i] * n + found[:, j], minlength=n * n) for i, j in zip(one.tolist(), other.tolist(), strict=True)]
     counts = np.delete(np.array(pairs), np.arange(n) * (n + 1), axis=1)
@@ -312,6 +318,66 @@ def test_a_copy_in_a_worker_and_a_loader_that_opens_later_map_the_same_plan(
         assert torch.equal(next(iter(other)).x, next(iter(TokenLoader(split[0], **SETTINGS))).x)
     with pytest.raises(TypeError):
         TokenLoader(split[0], **SETTINGS | {"T": 17})
+
+
+@pytest.mark.parametrize("name", ["ordinals", "full_counts"])
+def test_a_damaged_plan_is_noticed_where_it_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits of some items are flipped, one at a time. What is read is right, or another document of the same length, or an error."""
+    lengths, T = drawn(160, 2, 5000, seed=4), 1000
+    ends = np.cumsum(lengths).astype(np.uint64)
+    monkeypatch.setattr(document_plan, "HASHED_BYTES", 0)
+    arrays = arrays_of(ends, PieceSettings(T), [0, 150_000, int(ends[-1])])
+    pieces = {
+        (int(end) - length + part * T, min(T + 1, length - part * T))
+        for end, length in zip(ends, lengths, strict=True)
+        for part in range(6)
+    }
+    plan = DocumentPlan(arrays, ends, PieceSettings(T))
+    rows, keys = np.arange(plan.totals.rows), EpochKeys(0, 0)
+    noticed = count = 0
+    for item in range(0, arrays[name].size - (name == "ordinals"), 9):
+        for bit in range(8 * arrays[name].itemsize):
+            flipped = arrays[name].copy()
+            flipped.view(np.uint8)[item * flipped.itemsize + bit // 8] ^= 1 << bit % 8
+            damaged = DocumentPlan({**arrays, name: flipped}, ends, PieceSettings(T), folder=Path("plans/0"))
+            count += 1
+            try:
+                found = damaged.pieces(rows, keys)
+            except NielsCacheError as error:
+                noticed += f"0/{name}.npy" in str(error) and "delete plans/0" in str(error)
+                continue
+            assert {*zip(found.starts.tolist(), found.lengths.tolist(), strict=True)} <= pieces
+    assert count > 100
+    assert noticed > 0.99 * count
+
+
+def test_a_plan_with_flipped_bytes_is_made_again_when_it_is_opened(split: tuple[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = next(iter(TokenLoader(split[0], **SETTINGS))).x
+    [folder] = [path for path in (Path(split[0]).parents[2] / "index").iterdir() if path.is_dir()]
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert len(before) == 9
+    for name, content in before.items():
+        (folder / name).write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+        assert torch.equal(next(iter(TokenLoader(split[0], **SETTINGS))).x, expected)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    for module in (document_plan, documents):  # as for files that are too large
+        monkeypatch.setattr(module, "HASHED_BYTES", 0)
+    for name in ("ordinals.npy", "full_counts.npy"):
+        content = before[name]
+        (folder / name).write_bytes(content[:128] + bytes(byte ^ 255 for byte in content[128:]))
+        loader = TokenLoader(split[0], **SETTINGS, epochs=1)
+        with pytest.raises(NielsCacheError, match=name):
+            list(loader)
+        with pytest.raises(NielsCacheError, match=name):
+            [loader.find(document) for document in range(200)]
+        (folder / name).write_bytes(content)
+
+
+def test_the_plan_of_a_data_set_outside_a_cache_is_beside_it(tmp_path: Path) -> None:
+    folder = write_pretrain(tmp_path / "alone")
+    TokenLoader(str(folder), **SETTINGS | {"T": 8})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "index"]
+    assert verify_dataset(folder, quick=True) == []  # it has no files that meta.json does not list
 
 
 def test_a_plan_that_cannot_be_written_stays_in_memory_if_it_is_small(

@@ -171,6 +171,24 @@ def test_a_blend_of_packed_documents_keeps_its_past_when_a_source_grows(caches: 
         TokenLoader.from_state({**saved(new), "sources": changed(saved(new), average=[0, 5])})
 
 
+def test_a_state_that_cannot_be_loaded_changes_no_source(caches: Grown) -> None:
+    packed: dict[str, Any] = SETTINGS | {"packing": "best_fit", "weights": {NAME: 1, "more": 1}}
+    old = TokenLoader({NAME: caches["old"], "more": caches["old"]}, **packed)
+    taken(old, 7)
+    loader = TokenLoader.from_state(saved(old), {NAME: caches["new"], "more": caches["new"]}, grown=True)
+    state = saved(loader)
+    fresh = TokenLoader({NAME: caches["new"], "more": caches["new"]}, **packed)
+    expected = taken(fresh, 9)
+    for documents in ([1, 10], [0, 10], [-1, 10]):
+        edited = copy.deepcopy(state)
+        edited["sources"]["more"]["documents"] = documents
+        unchanged = TokenLoader({NAME: caches["new"], "more": caches["new"]}, **packed)
+        with pytest.raises(NielsCacheError, match="edited"):
+            unchanged.load_state_dict(edited)
+        assert saved(unchanged)["sources"] == saved(fresh)["sources"]
+        assert all(torch.equal(*pair) for pair in zip(taken(unchanged, 9), expected, strict=True))
+
+
 def test_a_pass_ends_with_the_old_epoch(caches: Grown) -> None:
     old = TokenLoader(caches["old"], **SETTINGS, epochs=1)
     taken(old, 4)

@@ -1,7 +1,7 @@
 """Weights and masks of targets: goldfish, repetitive rows, weights of sources, and how they multiply."""
 
 import json
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_runtime import SFT, Batch, Blocks, NielsCacheError, TokenLoader
+from niels_cache_runtime import SFT, Batch, BestFit, Blocks, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.source import SampleRows
 from niels_cache_runtime.loader.target_weights import Goldfish, repetitive_rows
-from tests.helpers.hand_made import ASST, EOT, USR, write_meta_of, write_pair, write_stream
+from tests.helpers.hand_made import ASST, EOT, USR, rewrite_meta, write_meta_of, write_pair, write_stream
 
 K, H = 3, 5
 LENGTHS = [3, 40, 1, 7, 200, 6, 90, 11, 333, 2, 55]
@@ -29,7 +29,9 @@ def stream() -> np.ndarray:
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory, stream: np.ndarray) -> str:
     folder = tmp_path_factory.mktemp("cache") / "pretrain" / "notes"
-    return write_stream(folder, stream, shard_tokens=64, doc_ends=np.cumsum(LENGTHS).tolist())
+    split = write_stream(folder, stream, shard_tokens=64, doc_ends=np.cumsum(LENGTHS).tolist())
+    rewrite_meta(folder, special_token_ids={"sys": None, "usr": None, "asst": None, "eot": EOT, "bos": 60})
+    return split
 
 
 def naive_hash(tokens: list[int]) -> int:
@@ -49,17 +51,21 @@ def left_out_of(documents: list[list[int]], *, k: int = K, h: int = H, exempt: t
     ]
 
 
-def masks_by_place(loader: TokenLoader, size: int, batches: int | None = None) -> tuple[list[bool | None], int]:
-    """Whether each token of the stream is masked as a target, None if it never was one, and how many targets there were."""
+def masks_by_place(loader: TokenLoader, size: int, *, plain: TokenLoader) -> tuple[list[bool | None], int]:
+    """Whether each token of the stream is masked as a target, None if it never was one, and how many targets there were.
+
+    `plain` is the same loader without goldfish. What it masks is no target.
+    """
     found: list[bool | None] = [None] * size
     count = 0
-    for batch in islice(loader, batches):
+    for batch, other in zip(loader, plain, strict=True):
         step, y_masked = loader.step - 1, batch.y_masked
         assert y_masked is not None
         origins = loader.trace(step)
         starts = np.cumsum([0, *(len(np.fromfile(path, "<u2")) for path in loader._sources[loader.names[0]].files)])
         places = starts[np.maximum(origins.files, 0)] + origins.offsets  # type: ignore[union-attr]
-        for place, is_masked in zip(places[:, 1:].ravel().tolist(), (y_masked == -100).ravel().tolist(), strict=True):
+        is_target = np.ones(y_masked.shape, dtype=np.bool_) if other.y_masked is None else (other.y_masked != -100).numpy()
+        for place, is_masked in zip(places[:, 1:][is_target].tolist(), (y_masked == -100).numpy()[is_target].tolist(), strict=True):
             assert found[place] in (None, is_masked)
             found[place] = is_masked
             count += 1
@@ -76,16 +82,25 @@ def masks_by_place(loader: TokenLoader, size: int, batches: int | None = None) -
         {"T": 100, "B": 2, "stride": 1},
         {"T": 33, "B": 5, "order": Blocks(shards=2)},
         {"T": 747, "B": 1},
+        {"T": 2, "B": 7, "packing": "best_fit"},
+        {"T": 16, "B": 4, "packing": "best_fit", "seed": 3},
+        {"T": 100, "B": 2, "packing": "best_fit", "shuffle": False},
+        {"T": 33, "B": 5, "packing": "best_fit", "order": Blocks(shards=2)},
+        {"T": 16, "B": 4, "packing": BestFit(bos_on_pieces=True, pad_documents_to=4), "max_documents": 3},
+        {"T": 9, "B": 3, "packing": BestFit(bos_on_pieces=True), "order": Blocks(shards=2)},
     ],
 )
 def test_the_same_token_after_the_same_tokens_is_always_left_out(notes: str, stream: np.ndarray, settings: dict[str, Any]) -> None:
     ends = np.cumsum(LENGTHS)
     expected = left_out_of([stream[end - length : end].tolist() for end, length in zip(ends, LENGTHS, strict=True)])
     assert 0.2 < np.mean(expected) < 0.4
-    loader = TokenLoader(notes, **{"seed": 0, "epochs": 1, "goldfish": (K, H), **settings})
-    found, count = masks_by_place(loader, len(stream))
+    settings = {"seed": 0, "epochs": 1, **settings}
+    loader = TokenLoader(notes, **settings, goldfish=(K, H))
+    found, count = masks_by_place(loader, len(stream), plain=TokenLoader(notes, **settings))
     assert all(masked in (None, out) for masked, out in zip(found, expected, strict=True))
-    if "rank" not in settings and "stride" not in settings:
+    if "packing" in settings:  # all tokens are targets, but the first of each document
+        assert [place for place, masked in enumerate(found) if masked is None] == [0, *ends[:-1].tolist()]
+    elif "rank" not in settings and "stride" not in settings:
         assert sum(masked is None for masked in found) <= loader.T
     (source,) = loader.report(1).sources
     assert source.masked is not None
@@ -95,9 +110,10 @@ def test_the_same_token_after_the_same_tokens_is_always_left_out(notes: str, str
 def test_a_head_of_one_token_or_of_more_tokens_than_a_row_is_read_as_well(notes: str, stream: np.ndarray) -> None:
     ends = np.cumsum(LENGTHS)
     documents = [stream[end - length : end].tolist() for end, length in zip(ends, LENGTHS, strict=True)]
-    for h in (1, 2, 70):
+    for h, packing in product((1, 2, 70), (None, "best_fit", BestFit(bos_on_pieces=True))):
         expected = left_out_of(documents, k=2, h=h)
-        found, _ = masks_by_place(TokenLoader(notes, T=9, B=8, seed=0, epochs=1, goldfish=(2, h)), len(stream))
+        settings: dict[str, Any] = {"T": 9, "B": 8, "seed": 0, "epochs": 1, "packing": packing}
+        found, _ = masks_by_place(TokenLoader(notes, **settings, goldfish=(2, h)), len(stream), plain=TokenLoader(notes, **settings))
         assert any(expected)
         assert all(masked in (None, out) for masked, out in zip(found, expected, strict=True))
 
@@ -257,6 +273,18 @@ def test_padding_does_not_repeat() -> None:
     row = np.array([[*range(10), *([EOT] * 40)], [*range(10), *([7] * 40)]], dtype=np.uint16)
     found = repetitive_rows(SampleRows(tokens=row, filled=np.array([10, 50])), 13, 32)
     assert found.tolist() == [False, True]
+    inner = np.arange(9, 40)  # padding of a piece, and then the next one
+    assert repetitive_rows(SampleRows(tokens=row[:, :45], padding=inner), 13, 31).tolist() == [False, True]
+
+
+def test_padding_of_packed_documents_does_not_repeat(notes: str) -> None:
+    loader = TokenLoader(notes, T=100, B=99, seed=0, epochs=1, packing="best_fit", mask_repetitive=(1, 9))
+    (batch,) = loader
+    rows = batch.x.numpy()
+    padded = [row for row in rows if (row[-9:] == EOT).all()]
+    assert padded
+    assert batch.y_masked is not None
+    assert (batch.y_masked != -100).any(dim=1).all()
 
 
 def chats(root: Path, examples: list[list[int]]) -> str:

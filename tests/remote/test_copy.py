@@ -120,6 +120,11 @@ def test_packed_documents_come_through_the_copy(s3: LoopbackS3, tmp_path: Path, 
     assert len(expected) > 10
     assert rows(remote) == expected
     assert rows(pickle.loads(pickle.dumps(remote)), 3) == rows(local, 3)
+    settings["goldfish"] = (2, 40)
+    masking = TokenLoader(ADDRESS, **settings, remote=copy)
+    masks = [[batch.y_masked for batch in loader] for loader in (masking, TokenLoader(str(folder), **settings))]
+    assert all(map(torch.equal, *masks))
+    assert bool(copied(masking)._heads) == (T == 32)  # some pieces begin with a block, and the tokens before them decide
     ours, theirs = remote.trace(0), local.trace(0)
     assert all(np.array_equal(getattr(ours, name), getattr(theirs, name)) for name in ("tokens", "offsets", "documents"))
     with pytest.raises(NielsCacheError, match="packing"):

@@ -23,11 +23,13 @@ twice, 50 ns for a document. A row costs a few array operations for each batch, 
 import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from niels_cache_runtime.cache.index_cache import Allocate
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IDX_DTYPE, Array, Bools, Ints, Uints
 from niels_cache_runtime.loader.order import MULTIPLIER, permute
 from niels_cache_runtime.loader.packing.plan import RowGroup, group_rows, group_rows_of_few
@@ -35,8 +37,9 @@ from niels_cache_runtime.loader.packing.segments import number_ranges
 
 DOCUMENT_PLAN_VERSION = 1  # must change whenever the same documents, T, seed and epoch would give different rows
 MAX_UNIT_DOCUMENTS = 1 << 26
+HASHED_BYTES = 1 << 25  # larger files are not hashed when a plan is opened, and are compared with the lengths of the documents instead
 
-_CHUNK = 1 << 18  # documents at a time: more would take more memory, and less would take more calls
+_CHUNK = 1 << 16  # documents at a time: more would not fit into the CPU cache, and less would take more calls
 _EVERY = 16  # documents from one stored count of full pieces to the next
 _ROUNDS = 8
 _HALF = np.uint64(32)
@@ -176,30 +179,37 @@ class EpochKeys:
         self._classes, self._rows = np.frombuffer(stream[:16], dtype="<u8").astype(np.uint64)
         self._factors = np.frombuffer(stream[16:], dtype="<u4").astype(np.uint32) | np.uint32(1)
 
-    def place(self, places: Ints, classes: Array, *, backwards: bool = False) -> Ints:
+    def place(self, places: Ints, classes: Array, times: Ints, *, backwards: bool = False) -> Ints:
         """Return the ordinal in its class at each place, or with `backwards` the place of each ordinal.
 
         Args:
             places: (n,), below the size of the class.
-            classes: (3, n), for each place the size, length and unit of its class.
+            classes: (3, m), the size, length and unit of classes.
+            times: (m,), how many of the places in succession are in each class.
             backwards: Whether to return the inverse.
         """
         size, length, unit = classes.view(np.uint64)
-        summands = _mixed((unit << _HALF | length) + self._classes)
+        side = np.ceil(np.sqrt(size))  # of a square: with a side of 2, some pairs of 5 documents are seen too often
+        of_classes = _mixed((unit << _HALF | length) + self._classes), side, size
+        summands, sides, sizes = (values.astype(np.uint32).repeat(times) for values in of_classes)
         keys = [(summands, factor) for factor in self._factors]
-        side = np.ceil(np.sqrt(size)).astype(np.uint32)  # of a square: with a side of 2, some pairs of 5 documents are seen too often
-        return permute(places.astype(np.uint32), size.astype(np.uint32), (side, side), keys, backwards=backwards).astype(IDX_DTYPE)
+        return permute(places.astype(np.uint32), sizes, (sides, sides), keys, backwards=backwards).astype(IDX_DTYPE)
 
-    def sort_key(self, rows: Ints, slots: Ints) -> Array:
-        """Return a number of 32 bits that decides the place of a slot in its row."""
-        return _mixed((rows.view(np.uint64) << np.uint64(20)) + slots.view(np.uint64) + self._rows)
+    def sort_key(self, rows: Ints, counts: Ints, slots: Ints) -> Array:
+        """Return a number of 32 bits for each slot that decides its place in its row, given the number of slots in each row."""
+        numbers = ((rows.view(np.uint64) << np.uint64(20)) + self._rows).repeat(counts)
+        numbers += slots.view(np.uint64)
+        return _mixed(numbers)
 
 
 def _mixed(numbers: Uints) -> Array:
+    """Return a hash of 32 bits. It overwrites the numbers, because fresh memory costs more than the arithmetic."""
     for _ in range(2):
-        numbers = numbers * MULTIPLIER
+        numbers *= MULTIPLIER
         numbers ^= numbers >> _HALF
-    return (numbers * MULTIPLIER >> _HALF).astype(np.uint32)
+    numbers *= MULTIPLIER
+    numbers >>= _HALF
+    return numbers.astype(np.uint32)
 
 
 def build_document_plan(
@@ -358,13 +368,14 @@ class DocumentPlan:
         arrays: The arrays of the plan.
         doc_ends: The document ends that it was made of.
         settings: The settings that it was made with.
+        folder: The folder of the files of the arrays, for messages.
 
     Attributes:
         totals: Counts over all rows.
     """
 
-    def __init__(self, arrays: Mapping[str, Array], doc_ends: Uints, settings: PieceSettings) -> None:
-        self._settings, self._ends = settings, np.asarray(doc_ends).view(IDX_DTYPE)
+    def __init__(self, arrays: Mapping[str, Array], doc_ends: Uints, settings: PieceSettings, *, folder: Path = Path()) -> None:
+        self._settings, self._ends, self._folder = settings, np.asarray(doc_ends).view(IDX_DTYPE), folder
         tables = ("units", "classes", "group_ends", "group_entries", "entries", "ordinals", "full_counts", "totals")
         self._units, self._classes, self._group_ends, self._group_entries, self._entries, self._ordinals, self._full_counts, totals = (
             np.asarray(arrays[name]) for name in tables
@@ -386,36 +397,50 @@ class DocumentPlan:
         Args:
             rows: (n,) int64, from 0 to totals.rows - 1.
             keys: What decides the documents in the rows. None means the order of the split.
+
+        Raises:
+            NielsCacheError: If a document or a piece that is read does not have the length that it has in the plan, so a file is damaged.
         """
         groups = self._group_ends.searchsorted(rows, side="right")
         first_entries, end_entries = self._group_entries[groups], self._group_entries[groups + 1]
         of_row, entry_numbers = number_ranges(first_entries, end_entries)
         class_numbers, times, places = self._entries.take(entry_numbers, axis=1)
         places += (rows - self._group_starts[groups])[of_row] * times
-        of_entry, places = number_ranges(places, places + times)
-        of_row = of_row[of_entry]
-        classes = self._classes.take(class_numbers[of_entry], axis=1)
-        alone = np.flatnonzero(classes[3] > self._settings.T)
-        places[alone] = 0
+        classes = self._classes.take(class_numbers, axis=1)
+        is_alone = classes[3] > self._settings.T
+        places[is_alone] = 0
+        _, places = number_ranges(places, places + times)
         if keys is not None:
-            places = keys.place(places, classes[2:])
-        documents = self._ordinals[classes[0] + places] + classes[1]
-        lengths, bos, settings = classes[3], None, self._settings
-        if not settings.is_plain:
-            fulls, rests = settings.cut(self._ends[documents] - self._starts_of(documents) - 1)
-            lengths, bos = rests + 1, (fulls > 0) & settings.bos
-        starts = self._ends[documents] - lengths
+            places = keys.place(places, classes[2:], times)
+        widths, of_row = (values.repeat(times) for values in (classes[3], of_row))
+        alone = (times.cumsum() - times)[is_alone]
+        places += classes[0].repeat(times)
+        documents = self._ordinals[places] + classes[1].repeat(times)
+        starts = self._ends.take(documents, mode="clip")
+        lengths, bos, settings = widths, None, self._settings
+        if not settings.is_plain or self._ordinals.nbytes > HASHED_BYTES - 4096:  # of the header
+            fulls, rests = settings.cut(np.maximum(starts - self._starts_of(documents) - 1, 0))
+            if ((settings.widths(fulls, rests) + 1 != widths) & (widths <= settings.T)).any():
+                raise self.damaged("ordinals")
+            if not settings.is_plain:
+                lengths, bos = rests + 1, (fulls > 0) & settings.bos
+        starts -= lengths
         starts[alone], numbers = self._full_pieces(rows[of_row[alone]])
         if bos is not None:
             bos[alone] = (numbers > 0) & settings.bos
             lengths[alone] = settings.T + 1 - bos[alone]
-        columns: list[Array] = [starts, lengths] if bos is None else [starts, lengths, classes[3], bos]
+        columns: list[Array] = [starts, lengths] if bos is None else [starts, lengths, widths, bos]
         if keys is not None:
             # Rows have at most 2**20 slots. Sorting numbers that end with the slot is faster than `argsort`.
-            firsts = of_row.searchsorted(np.arange(len(rows)))[of_row]
-            slots = np.arange(len(of_row)) - firsts
-            mixed = keys.sort_key(rows[of_row], slots) >> np.uint32(12)
-            order = of_row << 40 | mixed.astype(IDX_DTYPE) << 20 | slots
+            firsts = of_row.searchsorted(np.arange(len(rows) + 1))
+            counts = np.diff(firsts)
+            firsts = firsts[:-1].repeat(counts)
+            slots = np.arange(len(of_row))
+            slots -= firsts
+            order = (keys.sort_key(rows, counts, slots) >> np.uint32(12)).astype(IDX_DTYPE)
+            order <<= 20
+            order |= slots
+            order |= of_row << 40
             order.sort()
             order &= (1 << 20) - 1
             order += firsts
@@ -435,15 +460,23 @@ class DocumentPlan:
         [kind] = np.flatnonzero((self._classes[3] == rests[0] + 1) & (self._classes[4] == unit))
         first, base, size = self._classes[:3, kind].tolist()
         places = self._ordinals[first : first + size].searchsorted([document - base])
+        if self._ordinals[first + places[0]] != document - base:
+            raise self.damaged("ordinals")
         if keys is not None:
-            places = keys.place(places, self._classes[2:, [kind]], backwards=True)
+            places = keys.place(places, self._classes[2:, [kind]], np.ones(1, dtype=np.int64), backwards=True)
         own = np.flatnonzero(self._entries[0] == kind)
         entry = own[self._entries[2, own].searchsorted(places, side="right") - 1]
         group = self._group_entries.searchsorted(entry, side="right") - 1
         return np.append(rows, self._group_starts[group] + (places - self._entries[2, entry]) // self._entries[1, entry])
 
+    def damaged(self, name: str) -> NielsCacheError:
+        """Return an error that says that a file of the plan is damaged."""
+        return NielsCacheError(
+            f"{self._folder / name}.npy: is damaged, it names other documents; delete {self._folder}, and it is made again"
+        )
+
     def _starts_of(self, documents: Ints) -> Ints:
-        return np.where(documents > 0, self._ends[documents - 1], 0)
+        return np.where(documents > 0, self._ends.take(documents - 1, mode="clip"), 0)
 
     def _full_pieces(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the first tokens of the full pieces in these rows, and the number of each in its document, from 0."""
@@ -456,6 +489,9 @@ class DocumentPlan:
         own, _ = self._settings.cut(np.maximum(self._ends[known] - starts - 1, 0))
         own[documents > known] = 0
         after = self._full_counts[blocks][:, None] + own.cumsum(axis=1)
+        following = np.where(documents[:, -1] == known[:, -1], self._full_counts.take(blocks + 1, mode="clip"), self._units[-1, 2])
+        if ((fulls >= following) | (after[:, -1] != following)).any():
+            raise self.damaged("full_counts")
         place = np.arange(len(rows)), (after <= fulls[:, None]).sum(axis=1)
         numbers = fulls - after[place] + own[place]
         return starts[place] + self._settings.full_start(numbers), numbers

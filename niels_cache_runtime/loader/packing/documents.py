@@ -19,10 +19,11 @@ from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.cache.index_cache import IndexCache, new_array
 from niels_cache_runtime.cache.opening import OpenedSplit, listed_of_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.format.layout import FAMILIES, IDX_DTYPE, Array, Ints, Uints, doc_ends_name
+from niels_cache_runtime.format.layout import FAMILIES, IDX_DTYPE, Array, Ints, Tokens, Uints, doc_ends_name
 from niels_cache_runtime.format.meta import is_foreign, sha256_text
 from niels_cache_runtime.loader.packing.document_plan import (
     DOCUMENT_PLAN_VERSION,
+    HASHED_BYTES,
     DocumentPlan,
     EpochKeys,
     PieceSettings,
@@ -31,7 +32,7 @@ from niels_cache_runtime.loader.packing.document_plan import (
 )
 from niels_cache_runtime.loader.packing.rows_ahead import PackedRows, RowsAhead
 from niels_cache_runtime.loader.packing.segments import RowSegments
-from niels_cache_runtime.loader.source import SampleRows, SourceBlocks, TokenOrigins
+from niels_cache_runtime.loader.source import Heads, SampleRows, SourceBlocks, TokenOrigins
 from niels_cache_runtime.loader.windows import PretrainWindows
 
 _MAX_DOCUMENTS_IN_MEMORY = 1 << 22
@@ -87,7 +88,7 @@ class PackedDocuments(PretrainWindows):
         NielsCacheError: For the reasons that PretrainWindows lists, and if the documents are unknown, or have one token each.
     """
 
-    _arguments = ("T", "lot_tokens", "packing")
+    _arguments = ("T", "lot_tokens", "packing", "head")
 
     def __init__(self, folder: str, *, packing: DocumentPacking, **windows: Any) -> None:
         self.packing = packing
@@ -118,10 +119,10 @@ class PackedDocuments(PretrainWindows):
     @property
     def _plans(self) -> Path:
         dataset = Path(self.path).parent
-        return (dataset.parent.parent if dataset.parent.name in FAMILIES else dataset) / "index"
+        return (dataset.parent if dataset.parent.name in FAMILIES else dataset).parent / "index"
 
-    def use_earlier(self, earlier: Sequence[tuple[int, int]], samples: Sequence[int]) -> None:
-        """Read epochs from before the split has grown.
+    def earlier_plans(self, earlier: Sequence[tuple[int, int]], samples: Sequence[int]) -> list[tuple[int, DocumentPlan]]:
+        """Return the plans of epochs from before the split has grown, for `use_earlier`.
 
         Args:
             earlier: As in DocumentPacking.
@@ -133,6 +134,10 @@ class PackedDocuments(PretrainWindows):
         plans = [(epoch, self.plan_of(documents)) for epoch, documents in earlier]
         if any(plan.totals.rows != count for (_, plan), count in zip(plans, samples, strict=False)):
             raise NielsCacheError(f"{self.folder}: its documents before it has grown give other rows than the state; it was edited")
+        return plans
+
+    def use_earlier(self, earlier: Sequence[tuple[int, int]], plans: list[tuple[int, DocumentPlan]]) -> None:
+        """Read epochs from before the split has grown by their plans, which `earlier_plans` returned."""
         self._ahead = {}
         self.packing, self._earlier = replace(self.packing, earlier=tuple(earlier)), plans
 
@@ -152,6 +157,8 @@ class PackedDocuments(PretrainWindows):
         numbers = plan.rows_of(document, self._keys_of(epoch))
         segments, starts, bos = self._segments_of(numbers, epoch)
         own = np.flatnonzero((starts >= start) & (starts + 1 < end))
+        if len(own) < len(numbers):
+            raise plan.damaged("full_counts")
         return numbers, (segments.columns + bos)[own]
 
     def plan_of(self, documents: int) -> DocumentPlan:
@@ -171,13 +178,14 @@ class PackedDocuments(PretrainWindows):
             build_document_plan(allocate, ends, self._piece_settings, edges=edges)
 
         arrays: dict[str, Array] = {}
+        index = IndexCache(self.packing.plans or self._plans, hashed_bytes=HASHED_BYTES)
         try:
-            arrays = IndexCache(self.packing.plans or self._plans).open("documents", parameters, build)
+            arrays = index.open("documents", parameters, build)
         except NotWrittenError as error:
             if documents > _MAX_DOCUMENTS_IN_MEMORY or self.packing.plans:
                 raise NielsCacheError(f"{error}; such a folder is packing=BestFit(plans=...)") from error
             build(lambda name, shape, dtype: arrays.setdefault(name, new_array(name, shape, dtype)))
-        return DocumentPlan(arrays, ends, self._piece_settings)
+        return DocumentPlan(arrays, ends, self._piece_settings, folder=index.directory("documents", parameters))
 
     def _ends_sha256(self) -> str:
         """Return the sha256 of the file of document ends, from meta.json if it is listed there."""
@@ -201,7 +209,26 @@ class PackedDocuments(PretrainWindows):
         tokens = self._read_pieces(rows.starts, rows.lengths, rows.pads, pad_id=self.eot_id).reshape(len(numbers), self.T + 1)
         if self._bos_id is not None:
             tokens.reshape(-1)[rows.bos] = self._bos_id
-        return SampleRows(tokens=tokens, boundaries=rows.boundaries, ignored=rows.ignored, padding=rows.padding)
+        heads = self._find_heads(rows) if self.head else None
+        return SampleRows(
+            tokens=tokens, boundaries=rows.boundaries, ignored=rows.ignored, padding=rows.padding, filled=rows.filled, heads=heads
+        )
+
+    def _find_heads(self, rows: PackedRows) -> Heads:
+        widths = rows.lengths + rows.pads
+        places = widths.cumsum() - widths
+        before = self._before(rows.starts)
+        before[np.isin(places, rows.bos)] = 0
+        parts = np.flatnonzero(before)
+        tokens = np.zeros((len(parts), self.head), dtype=self._dtype)
+        for row, found in zip(tokens, self._read_heads(rows.starts[parts]), strict=True):
+            row[-len(found) :] = found
+        row, column = np.divmod(places[parts], self.T + 1)
+        return Heads(rows=row, columns=column, tokens=tokens, lengths=before[parts])
+
+    def _read_heads(self, starts: Ints) -> list[Tokens]:
+        """Return the `head` tokens before each of these places, or as many as there are."""
+        return [np.concatenate([*self._head_pieces(start)]) for start in starts.tolist()]
 
     def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return shard, offset and document of every token of the rows `numbers` (n,) in `epoch`. Padding and added BOS have -1."""
@@ -230,8 +257,8 @@ class PackedDocuments(PretrainWindows):
         if len(begun):  # a piece of one token for each BOS, which is written over it
             rows, starts = (np.insert(each, begun, each[begun]) for each in (rows, starts))
             lengths, pads = np.insert(lengths - bos, begun, 1), np.insert(pads, begun, 0)
-        boundaries = segments.boundaries(self._piece_settings.most)
-        return PackedRows(self.T, rows, starts, lengths, pads, boundaries, ignored, padding, segments.places[begun])
+        boundaries, filled = segments.boundaries(self._piece_settings.most), segments.filled
+        return PackedRows(self.T, rows, starts, lengths, pads, filled, boundaries, ignored, padding, segments.places[begun])
 
     def prepare(self, numbers: Ints, *, epoch: int) -> None:
         """Get ready to read these rows in this order. To find the pieces of many rows together costs far less than batch by batch."""

@@ -21,6 +21,7 @@ class PackedRows(NamedTuple):
         starts: The first token of each piece in the stream.
         lengths: The number of tokens of each piece.
         pads: The padding after each piece.
+        filled: As in SampleRows.
         boundaries: As in SampleRows.
         ignored: As in SampleRows, in ascending order.
         padding: As in SampleRows, in ascending order.
@@ -32,26 +33,30 @@ class PackedRows(NamedTuple):
     starts: Ints
     lengths: Ints
     pads: Ints
+    filled: Ints
     boundaries: DocumentStarts
     ignored: Ints
     padding: Ints | None
     bos: Ints
 
-    def part(self, first: int, stop: int) -> "PackedRows":
-        """Return the rows `first` to `stop` - 1."""
+    def edges(self) -> Ints:
+        """Return where each row begins in `rows`, the boundaries, `ignored`, `bos` and `padding`, and their ends, (rows + 1, 5)."""
+        rows, T = np.arange(len(self.filled) + 1), self.T
+        padding = self.ignored if self.padding is None else self.padding
+        by_row = (self.rows, 1), (self.boundaries.rows, 1), (self.ignored, T), (self.bos, T + 1), (padding, T)
+        return np.stack([values.searchsorted(rows * scale) for values, scale in by_row], axis=1)
 
-        def own(rows: Ints, scale: int = 1) -> slice:
-            return slice(*rows.searchsorted([first * scale, stop * scale]))
-
-        pieces, inside, starts = own(self.rows), own(self.boundaries.rows), self.boundaries
+    def part(self, first: int, stop: int, edges: Ints) -> "PackedRows":
+        """Return the rows `first` to `stop` - 1, given `edges`."""
+        pieces, inside, ignored, bos, padding = map(slice, edges[first].tolist(), edges[stop].tolist())
+        starts = self.boundaries
         boundaries = DocumentStarts(
             rows=starts.rows[inside] - first, columns=starts.columns[inside], continues=starts.continues[first:stop]
         )
-        ignored = self.ignored[own(self.ignored, self.T)] - first * self.T
-        padding = None if self.padding is None else self.padding[own(self.padding, self.T)] - first * self.T
-        bos = self.bos[own(self.bos, self.T + 1)] - first * (self.T + 1)
-        rows = self.rows[pieces] - first
-        return PackedRows(self.T, rows, self.starts[pieces], self.lengths[pieces], self.pads[pieces], boundaries, ignored, padding, bos)
+        rows, filled = self.rows[pieces] - first, self.filled[first:stop]
+        places, paddings = self.ignored[ignored] - first * self.T, None if self.padding is None else self.padding[padding] - first * self.T
+        own = self.starts[pieces], self.lengths[pieces], self.pads[pieces], filled, boundaries, places, paddings
+        return PackedRows(self.T, rows, *own, self.bos[bos] - first * (self.T + 1))
 
 
 class RowsAhead:
@@ -66,17 +71,18 @@ class RowsAhead:
     def __init__(self, numbers: Ints, find: Callable[[Ints], PackedRows], count: int) -> None:
         self._numbers, self._find, self._count = numbers, find, count
         self._next = 0
-        self._found: tuple[int, int, PackedRows | None] = 0, 0, None
+        self._found: tuple[int, int, PackedRows, Ints] | None = None
 
     def take(self, numbers: Ints) -> PackedRows | None:
         """Return the next rows, or None if these are others."""
         first, stop = self._next, self._next + len(numbers)
         if not np.array_equal(self._numbers[first:stop], numbers):
             return None
-        begin, end, rows = self._found  # read and written together, because a tracing thread may be here too
-        if rows is None or not begin <= first <= stop <= end:
-            begin, end = first, max(stop, first + self._count)
-            rows = self._find(self._numbers[begin:end])
-            self._found = begin, end, rows
+        found = self._found  # read and written together, because a tracing thread may be here too
+        if found is None or not found[0] <= first <= stop <= found[1]:
+            end = max(stop, first + self._count)
+            rows = self._find(self._numbers[first:end])
+            self._found = found = first, end, rows, rows.edges()
+        begin, _, rows, edges = found
         self._next = stop
-        return rows.part(first - begin, stop - begin)
+        return rows.part(first - begin, stop - begin, edges)

@@ -120,5 +120,5 @@ class Sources:
             return RangeWindows(folder, **of_build, **of_windows)
         of_build |= {"copy": self.copy, "block_shards": settings.order.shards}
         if settings.packing:
-            return CopiedDocuments(folder, packing=document_packing(settings, settings.packing), **of_build)
+            return CopiedDocuments(folder, packing=document_packing(settings, settings.packing), head=settings.head, **of_build)
         return CopiedWindows(folder, **of_build, **of_windows)

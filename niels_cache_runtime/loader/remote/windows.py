@@ -320,7 +320,7 @@ class CopiedWindows(PublishedWindows):
 class CopiedDocuments(PackedDocuments, CopiedWindows):
     """A `source.SampleSource` of packed documents from one split of a published build, for the order in blocks.
 
-    `early` holds pieces of documents, by their first and last tokens.
+    `early` holds pieces of documents by their first token and length, and the tokens before a piece by its first token and 0.
     """
 
     arguments = (*(name for name in CopiedWindows.arguments if name != "stride"), "packing")
@@ -331,11 +331,13 @@ class CopiedDocuments(PackedDocuments, CopiedWindows):
 
     def read_early(self, numbers: Ints, blocks: Sequence[int], *, epoch: int) -> None:
         """Read the pieces of the rows `numbers` of an epoch that are in these blocks, and keep them in `early`."""
-        _, starts, lengths = self._segments_of(numbers, epoch)
-        chosen = self._are_in(blocks, starts)
-        for start, length in zip(starts[chosen].tolist(), lengths[chosen].tolist(), strict=True):
+        rows = self._rows(numbers, epoch)
+        chosen = self._are_in(blocks, rows.starts)
+        for start, length in zip(rows.starts[chosen].tolist(), rows.lengths[chosen].tolist(), strict=True):
             places = np.array([start]), np.array([length]), np.zeros(1, dtype=np.int64)
             self.early[start, length] = self._read_pieces(*places, pad_id=self.eot_id)
+        inner = rows.starts[chosen & (self._before(rows.starts) > 0)]
+        self.early.update(zip(((start, 0) for start in inner.tolist()), self._read_heads(inner), strict=True))
 
     def _read_pieces(self, starts: Ints, lengths: Ints, pads: Ints, *, pad_id: int) -> Tokens:
         with self.copy.reading:
@@ -351,6 +353,14 @@ class CopiedDocuments(PackedDocuments, CopiedWindows):
             pieces = [next(tokens) if piece is None else piece for piece in early]
             padded = [np.append(piece, np.full(pad, pad_id, piece.dtype)) for piece, pad in zip(pieces, pads.tolist(), strict=True)]
             return np.concatenate(padded)
+
+    def _read_heads(self, starts: Ints) -> list[Tokens]:
+        with self.copy.reading:
+            late = np.array([start for start in starts.tolist() if (start, 0) not in self.early], dtype=np.int64)
+            if not (self.is_ready and self.copy.is_fed):
+                self._load_slots(np.maximum(late - self.head, self._block_starts(late)), late)
+            heads = self.early | {(start, 0): head for start, head in zip(late.tolist(), super()._read_heads(late), strict=True)}
+            return [heads[start, 0] for start in starts.tolist()]
 
 
 def _shard_number(path: str) -> int:
