@@ -63,7 +63,7 @@ def load_code(name: str, *, group: str, folder: str, where: str) -> Callable[...
         raise NielsCacheError(
             f"{where}: {path!r} is not a function or class at the top of a module (no lambda, closure or object); define one"
         )
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 def code_identity(target: Callable[..., Any], settings: Mapping[str, Any], files: Sequence[str | Path] = ()) -> Identity:

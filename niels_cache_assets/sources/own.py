@@ -143,21 +143,19 @@ def own_kind(name: str, *, folder: str, where: str) -> type[PretrainSource]:
 
 @cache  # tables of one kind have one class
 def _kind_of(code: Callable[..., Any], name: str, folder: str) -> type[PretrainSource]:
-    own: dict[str, Any] = {}
-    if is_kind := isinstance(code, type) and issubclass(code, PretrainSource):
-        base: type[PretrainSource] = code  # type: ignore[assignment]
-    else:
+    fields: dict[str, Any] = {}
+    base: Any = code
+    if not (isinstance(code, type) and issubclass(code, PretrainSource)):
         base = FunctionSource
-        named = [each for each in inspect.signature(code, eval_str=True).parameters.values()][not isinstance(code, type) :]
-        own = {each.name: (each.annotation, each.default) for each in named}
-        if taken := [key for key in own if key in FunctionSource.model_fields or hasattr(FunctionSource, key)]:
+        parameters = [*inspect.signature(code, eval_str=True).parameters.values()][not isinstance(code, type) :]
+        if taken := [each.name for each in parameters if each.name in base.model_fields or hasattr(base, each.name)]:
             raise TypeError(f"{taken[0]!r} means something else in every table; rename the parameter")
-        blank = inspect.Parameter.empty
-        own = {key: (Any if kind is blank else kind, ... if default is blank else default) for key, (kind, default) in own.items()}
-    made = create_model(name, __base__=(OwnCode, base), source=(Literal[name], name), **own)
-    made._code, made._folder = staticmethod(code), folder
-    if not is_kind:
-        made._settings = tuple(own)
+        for each in parameters:
+            kind = Any if each.annotation is each.empty else each.annotation
+            fields[each.name] = (kind, ... if each.default is each.empty else each.default)
+    create: Any = create_model  # called by this name, mypy takes the class for one of this module
+    made = create(name, __base__=(OwnCode, base), **fields, source=(Literal[name], name))
+    made._code, made._folder, made._settings = staticmethod(code), folder, tuple(fields)
     return made
 
 
