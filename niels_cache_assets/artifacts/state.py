@@ -178,10 +178,10 @@ def _(dataset: PretrainCache | JoinedCache | SftCache | SwitchedOff) -> Evaluati
         has_plan = isinstance(dataset, JoinedCache) and not dataset.is_of_corpus
         return "other settings" if has_plan else "no corpus", str(error)
     if not same:
-        return (
-            "other settings",
-            f"build it: its settings or the code version have changed since, or one run used other settings{so_far()}",
-        )
+        changed = "its settings or the code version have changed since, or one run used other settings"
+        if meta["source"].get("code") != source.describe().get("code"):
+            changed = "the code of its source has changed since"
+        return "other settings", f"build it: {changed}{so_far()}"
     return "in sync", ""
 
 

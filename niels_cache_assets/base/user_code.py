@@ -63,7 +63,7 @@ def load_code(name: str, *, group: str, folder: str, where: str) -> Callable[...
         raise NielsCacheError(
             f"{where}: {path!r} is not a function or class at the top of a module (no lambda, closure or object); define one"
         )
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 def code_identity(target: Callable[..., Any], settings: Mapping[str, Any], files: Sequence[str | Path] = ()) -> Identity:
@@ -79,6 +79,8 @@ def code_identity(target: Callable[..., Any], settings: Mapping[str, Any], files
     """
     name = f"{target.__module__}:{target.__qualname__}"
     version, kind = getattr(target, "version", None), getattr(target, "identity", "code")
+    if callable(kind):  # a method of a class for more than this
+        kind = "code"
     if kind not in ("code", "version") or (kind == "version" and version is None):
         raise NielsCacheError(f"{name}: identity is {kind!r}; set it to 'code', or to 'version' together with a version")
     folder = Path(sys.modules[target.__module__].__file__ or ".").parent

@@ -24,7 +24,6 @@ from niels_cache_assets.sources.messages import holds_messages, media_of, templa
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, first_bytes, open_bytes, saved_files, walk_folder
 from niels_cache_assets.sources.reading.rows import ARROW, file_rows, first_rows
-from niels_cache_assets.sources.roam import is_export
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, nested_value, require_field
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
@@ -263,7 +262,8 @@ def _is_roam_export(path: str) -> bool:
             pages = json.load(file)
     except (ValueError, RecursionError):
         return False
-    return is_export(pages) and any(isinstance(page, dict) and isinstance(page.get("children"), list) for page in pages)
+    roam: Any = PRETRAIN_SOURCES["roam"]
+    return roam.is_export(pages) and any(isinstance(page, dict) and isinstance(page.get("children"), list) for page in pages)
 
 
 def _chat_kind(rows: Sequence[dict[str, Any]]) -> DetectedKind | None:

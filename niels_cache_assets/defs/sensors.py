@@ -37,9 +37,8 @@ from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import describe_error, log_traceback
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.markdown_folder import MarkdownFolder
+from niels_cache_assets.sources.markdown_folder import NotesSource
 from niels_cache_assets.sources.net.retries import retry_at_most
-from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.format.layout import FAMILIES
 
@@ -78,7 +77,7 @@ def notes_folder_sensor(registry: Registry) -> dg.SensorDefinition:
     return _sensor(
         registry,
         NOTES_SENSOR,
-        [name for name in registry.partition_keys() if isinstance(registry.source(name), MarkdownFolder | Roam)],
+        [name for name in registry.partition_keys() if isinstance(registry.source(name), NotesSource)],
         what="data set that is a folder of notes",
         seconds=_NOTES_SECONDS,
         description=f"Watches the folders of notes. Builds a data set after its folder has changed and then stayed unchanged for {quiet} "

@@ -42,7 +42,7 @@ from niels_cache_assets.project.tables import (
     ReportsSettings,
 )
 from niels_cache_assets.sources.interleave import Interleave
-from niels_cache_assets.sources.types import PretrainSource, SftSource
+from niels_cache_assets.sources.types import PretrainSource, SftSource, Source
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
@@ -411,9 +411,7 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
                 near = difflib.get_close_matches("source", table, n=1)
                 add = f"rename {near[0]!r} to 'source'" if near else f"add source = {' | '.join(map(repr, SOURCES[family]))}"
                 raise NielsCacheError(f"{where}: [{label}] has no source; {add}{_catalog_hint(name)}")
-            if table["source"] not in SOURCES[family]:
-                raise_unknown_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], SOURCES[family])
-            typed[family][name] = _validate(SOURCES[family][table["source"]], table, origin, label)
+            typed[family][name] = _validate(_kind(family, table["source"], origin, label), table, origin, label)
     if getattr(typed["pretrain"].get("duplicates"), "prepare", ()):  # its corpus would take the key of the drop lists
         raise NielsCacheError(f"{where}: [pretrain.duplicates] is not a valid name: it is reserved for lists of duplicates; choose another")
     twice = set(typed["pretrain"]) & set(typed["sft"])
@@ -446,6 +444,19 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
     if registry.build.store is not None:
         _refuse_in_store(registry, origin)
     return registry
+
+
+def _kind(family: Family, name: str, origin: _Origin, label: str) -> type[Source]:
+    """Return the schema of the tables with this `source`, which may be the user's own."""
+    kinds, where = SOURCES[family], origin.of(label, "source")
+    if name not in kinds and family == "pretrain":
+        from niels_cache_assets.sources import own
+
+        if own.is_own(name):
+            return own.own_kind(name, folder=os.path.abspath(origin.base_dir), where=f"{where}: [{label}] source")
+    if name not in kinds:
+        raise_unknown_choice(where, f"[{label}] has an unknown source", name, kinds)
+    return kinds[name]
 
 
 def _refuse_in_store(registry: Registry, origin: _Origin) -> None:

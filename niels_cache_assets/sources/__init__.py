@@ -8,7 +8,8 @@ A file has the name that a table gives as `source = "..."`.
     finding/         files that a glob or a folder names       reading/    files, rows, encodings
 
 Corpora that are published in a form of their own are in the package `niels_cache_corpora`. It uses what the kinds here use, and nothing
-here imports it. A kind loads its module at first use. Importing this package opens no file and loads no large library.
+here imports it. own.py makes kinds of the user's code, which are in no table. A kind loads its module at first use. Importing this package
+opens no file and loads no large library.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,7 @@ PRETRAIN_SOURCES: Mapping[str, type[PretrainSource]] = _Kinds(
     {
         "fineweb_edu": "FinewebEdu",
         "wikitext": "niels_cache_corpora.wikitext:Wikitext",
-        "roam": "Roam",
+        "roam": "niels_cache_corpora.roam:Roam",
         "gutenberg": "niels_cache_corpora.gutenberg:Gutenberg",
         "wikipedia": "niels_cache_corpora.wikipedia.source:Wikipedia",
         "huggingface": "Huggingface",

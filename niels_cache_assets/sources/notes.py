@@ -10,6 +10,7 @@ from itertools import chain
 from niels_cache_assets.base.first_bytes import HEAD_BYTES, FileContent, detect_content, refuse_content
 from niels_cache_assets.sources.finding.globs import find_same_files
 from niels_cache_assets.sources.reading.compressed import compression_of
+from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.files import find_matches
 from niels_cache_assets.sources.reading.rows import ARROW
 from niels_cache_assets.sources.types import AddedFiles, Source
@@ -30,7 +31,8 @@ def notes_on_source(source: Source) -> list[str]:
     again = {path: first for path, first in links.first.items() if path != first}
     for each in found:
         again |= each.again
-    contents = {path: content for path, first in links.first.items() if path == first and (content := _content(path)) is not None}
+    decoded = links.first.items() if isinstance(source, DecodesText) else ()  # code of the user may read what it likes
+    contents = {path: content for path, first in decoded if path == first and (content := _content(path)) is not None}
     empty = [path for path, content in contents.items() if content.what.startswith("empty")]
     others = {  # what is to be read as text, but holds something else, such as gzip in a file without .gz
         path: f"{content.what} ({content.advice})"

@@ -545,7 +545,7 @@ class SourceWithParts(PretrainSource):
 
     @abstractmethod
     def file_reader(self, names: Sequence[str]) -> Any:
-        """Return the RowFileSource that reads `StreamContext.files`, which have these names.
+        """Return the GroupedFiles that reads `StreamContext.files`, which have these names.
 
         It keeps the order of the files; the builder shuffles.
         """

@@ -16,7 +16,7 @@ from niels_cache_assets.defs.assets.upstream import REVISION
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sensors import UPSTREAM_TAG, notes_folder_sensor, upstream_revision_sensor
-from niels_cache_assets.sources.roam import Roam
+from niels_cache_corpora.roam import Roam
 from tests.helpers.built_project import Built
 from tests.helpers.dagster_tools import Project, metadata
 from tests.helpers.hub_repositories import json_lines

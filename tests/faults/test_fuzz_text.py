@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.reading.rows import _WHOLE_JSON
-from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source, StreamContext
 from niels_cache_corpora.oasst1 import Oasst1
+from niels_cache_corpora.roam import Roam
 from niels_cache_corpora.wikipedia.markup import Form
 from niels_cache_corpora.wikipedia.source import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError

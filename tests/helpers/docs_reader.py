@@ -1,9 +1,10 @@
 """A reader of the documentation, which runs its commands, its Python and its configurations.
 
 Blocks without a language, or of `sh`, are commands, one in each line. Blocks of `python` are executed, in one scope for a page. A block of
-`toml` is a niels_cache.toml, and a block of `yaml` is the run configuration of a pretrain data set. Blocks of `text`, and of the languages
-in `SHOWN`, are only shown. Our commands and Python scripts run in this process, as a terminal would run them. Other commands are on the
-page's list of commands that are not run, with the reason. If such a command has a parser, the parser must accept it.
+`toml` is a niels_cache.toml, and a block of `yaml` is the run configuration of a pretrain data set. A block of `python` that begins with
+the name of a file is also written to this file. Blocks of `text`, and of the languages in `SHOWN`, are only shown. Our commands and Python
+scripts run in this process, as a terminal would run them. Other commands are on the page's list of commands that are not run, with the
+reason. If such a command has a parser, the parser must accept it.
 """
 
 import importlib
@@ -35,6 +36,7 @@ COMMANDS = ("", "sh", "bash")
 SHOWN = {"text": "output, formats and diagrams", "nginx": "another program's configuration"}
 
 _FENCE = re.compile(r"^( *)```([\w-]*)[^\n`]*\n(.*?)^\1```[ ]*$", re.MULTILINE | re.DOTALL)
+_MODULE = re.compile(r"# (\w+\.py)\n")
 _VARIABLE = re.compile(r"(\w+)=(.*)", re.DOTALL)
 
 
@@ -163,6 +165,8 @@ class Reader:
     def python(self, block: Block) -> None:
         reason = self._reason(block.text)
         code = compile("\n" * (block.line - 1) + block.text, str(REPOSITORY / block.page), "exec")
+        if module := _MODULE.match(block.text):
+            (self.folder / module[1]).write_text(block.text, encoding="utf-8")
         if reason is None:
             exec(code, self.scope)
 

@@ -15,12 +15,12 @@ from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.parquet import Parquet
-from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source
 from niels_cache_corpora.dolly15k import Dolly15k
 from niels_cache_corpora.gutenberg import Gutenberg
 from niels_cache_corpora.oasst1 import Oasst1
+from niels_cache_corpora.roam import Roam
 from niels_cache_corpora.wikipedia.source import Wikipedia
 from niels_cache_corpora.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError

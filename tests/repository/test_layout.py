@@ -41,7 +41,7 @@ def test_no_module_leads_back_to_itself(graph: dict[str, set[str]]) -> None:
 def test_a_source_is_in_the_module_of_its_name_and_a_command_too() -> None:
     sources = {**PRETRAIN_SOURCES, **SFT_SOURCES}
     assert len(sources) > 10
-    corpora = {kind: f"niels_cache_corpora.{kind}" for kind in ("wikitext", "gutenberg", "oasst1", "dolly15k")}
+    corpora = {kind: f"niels_cache_corpora.{kind}" for kind in ("wikitext", "roam", "gutenberg", "oasst1", "dolly15k")}
     corpora["wikipedia"] = "niels_cache_corpora.wikipedia.source"
     expected = {kind: corpora.get(kind, f"niels_cache_assets.sources.{kind}") for kind in sources}
     assert {kind: source.__module__ for kind, source in sources.items()} == expected

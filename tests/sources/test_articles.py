@@ -13,10 +13,10 @@ from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.reading.encodings import DecodingCounts
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.positions import FilePass
-from niels_cache_assets.sources.roam import Roam, _outline
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_corpora.gutenberg import Gutenberg, strip_project_gutenberg
+from niels_cache_corpora.roam import Roam, _outline
 from niels_cache_corpora.wikitext import Wikitext, WikitextRow, articles
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.hub_repositories import parquet, wikitext_rows

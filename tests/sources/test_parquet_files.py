@@ -20,11 +20,11 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import parquet_files
 from niels_cache_assets.sources.reading.parquet_files import ParquetTable, join_batches, prefetch_batches
-from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source
 from niels_cache_corpora.dolly15k import Dolly15k
 from niels_cache_corpora.gutenberg import Gutenberg
 from niels_cache_corpora.oasst1 import Oasst1
+from niels_cache_corpora.roam import Roam
 from niels_cache_corpora.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers import programs

@@ -24,11 +24,11 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source, StreamContext
 from niels_cache_corpora.dolly15k import Dolly15k
 from niels_cache_corpora.gutenberg import Gutenberg
+from niels_cache_corpora.roam import Roam
 from niels_cache_corpora.wikipedia import dump as mediawiki
 from niels_cache_corpora.wikipedia.source import Wikipedia
 from niels_cache_corpora.wikitext import Wikitext

@@ -23,6 +23,7 @@ from niels_cache_assets.sources.types import (
     AddedFiles,
     ConfigPath,
     ListedFile,
+    Source,
     SourceWithParts,
     StreamContext,
 )
@@ -53,8 +54,8 @@ class HasKeepDamaged(DecodesText):
         return self.text_options._replace(on_damage=count)
 
 
-class FileSource(DecodesText):
-    """The key `files`, for kinds that read globs of files."""
+class NamesFiles(Source):
+    """The key `files`."""
 
     files: list[ConfigPath] = Field(min_length=1)
     """Globs or folders, as local paths or fsspec URLs; .gz, .bz2, .xz and .zst files are decompressed"""
@@ -63,8 +64,12 @@ class FileSource(DecodesText):
         return find_files(self.files, self.endings)
 
 
-class RowFileSource(HasColumns, FileSource, SourceWithParts):
-    """The keys of the kinds that read rows from the user's files, which can be in parts."""
+class FileSource(NamesFiles, DecodesText):
+    """The keys of kinds that decode globs of files."""
+
+
+class GroupedFiles(NamesFiles, SourceWithParts):
+    """Files that can be in parts."""
 
     added: tuple[AddedFiles, ...] = Field((), strict=False)
 
@@ -99,9 +104,16 @@ class RowFileSource(HasColumns, FileSource, SourceWithParts):
     def file_reader(self, names: Sequence[str]) -> Self:
         return self
 
-    @abstractmethod
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
-        """Return the text field, determined from the first rows of these files, or None if they hold no rows."""
+        """Return the text field, determined from the first rows of these files, or None if they hold no rows, or none with fields."""
+        return None
+
+
+class RowFileSource(HasColumns, FileSource, GroupedFiles):
+    """The keys of the kinds that read rows from the user's files, which can be in parts."""
+
+    @abstractmethod
+    def text_field_of(self, files: Sequence[SourceFile]) -> str | None: ...
 
     def text_field_at(self, files: Sequence[SourceFile], context: StreamContext) -> str | None:
         """Return the text field for this pass over `files`, or None if they hold no rows."""

@@ -18,7 +18,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -32,6 +32,7 @@ from niels_cache_assets.sources.reading.compressed import OnDamage, compression_
 from niels_cache_assets.sources.reading.digests import content_digest
 from niels_cache_runtime.errors import NielsCacheError
 
+ITEM = "item:"  # begins the address of a numbered item, which is no file
 _HUB_FILE = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/")
 
 
@@ -49,6 +50,13 @@ class SourceFile(NamedTuple):
     @property
     def is_remote(self) -> bool:
         return "://" in self.url
+
+    def __fspath__(self) -> str:
+        return self.url
+
+    def open(self) -> AbstractContextManager[IO[bytes]]:
+        """Open the file as bytes for a `with` statement, decompressed. It may be local or remote."""
+        return open_bytes(self)
 
 
 def valid_unicode(text: str) -> str:
@@ -439,6 +447,8 @@ def files_digest(files: Iterable[SourceFile]) -> str:
 def file_size(file: SourceFile) -> int:
     """Return the size of a local or remote file in bytes, or 0 if its server does not report it."""
     with file_errors(file):
+        if file.url.startswith(ITEM):
+            return 1  # so that parts have the same number of items
         if not file.is_remote:
             return os.stat(file.url).st_size
         filesystem, path = _filesystem(file.url)
@@ -448,6 +458,8 @@ def file_size(file: SourceFile) -> int:
 def file_digest(file: SourceFile) -> str:
     """Return the digest of one file: the sha256 of its content, or the attributes of a remote file."""
     with file_errors(file):
+        if file.url.startswith(ITEM):
+            return ""
         if file.is_remote:
             filesystem, path = _filesystem(file.url)
             info: dict[str, Any] = filesystem.info(path)

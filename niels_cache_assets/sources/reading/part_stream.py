@@ -18,6 +18,7 @@ from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.sources.excluding import excluded_ids, remove_excluded
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size
+from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.text_column import errors_without_samples
 from niels_cache_assets.sources.types import ListedFile, SourceWithParts, StreamContext
 from niels_cache_assets.sources.val_share import FractionSplitter
@@ -25,7 +26,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 
 if TYPE_CHECKING:
-    from niels_cache_assets.sources.reading.file_source import RowFileSource
+    from niels_cache_assets.sources.reading.file_source import GroupedFiles
 
 _BYTES_PER_PROCESS = 256 << 20  # for less, the start of a worker process takes longer than it saves
 
@@ -44,7 +45,7 @@ class PartStream:
         only: The split to keep; documents of the other split are left out. None keeps both.
     """
 
-    reader: RowFileSource | None
+    reader: GroupedFiles | None
     files: Sequence[tuple[ListedFile, SourceFile]]
     text_field: str | None
     val: FractionSplitter | None = None
@@ -138,13 +139,15 @@ def count_unsplit(stream: PartStream, *, processes: int = 1) -> Generator[int]:
     """
     if stream.reader is None:
         return
-    reader = stream.reader.model_copy(update={"keep": (), "id_field": stream.text_field})  # an id that is the text costs nothing
+    reader = stream.reader
+    if isinstance(reader, HasColumns):
+        reader = reader.model_copy(update={"keep": (), "id_field": stream.text_field})  # an id that is the text costs nothing
     processes = min(processes, len(stream.files), 1 + sum(listed.bytes for listed, _ in stream.files) // _BYTES_PER_PROCESS)
     count, files = partial(_count_file, reader, stream.text_field), (file for _, file in stream.files)
     yield from map_in_processes(count, files, processes=processes, doing="counting documents")
 
 
-def _count_file(reader: RowFileSource, text_field: str | None, file: SourceFile) -> int:
+def _count_file(reader: GroupedFiles, text_field: str | None, file: SourceFile) -> int:
     return reader.count_unsplit(StreamContext(seed=0, files=[file], text_field=text_field))
 
 

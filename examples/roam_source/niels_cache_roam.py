@@ -29,6 +29,11 @@ class Roam(NotesSource):
     path: ConfigPath | None = None
     """Folder of *.md files or JSON exports, or a single JSON export"""
 
+    @staticmethod
+    def is_export(value: Any) -> bool:
+        """Return whether a JSON value is a list of pages as Roam exports them: most of its items are objects with a title."""
+        return isinstance(value, list) and 2 * sum(map(_has_title, value)) >= len(value)
+
     def missing_setting(self) -> str | None:
         return "path (the folder of the exported notes, or a Roam JSON export)" if self.path is None else None
 
@@ -95,12 +100,7 @@ def _pages(file: SourceFile, text: str) -> list[Any] | None:
     except ValueError as error:
         kind = describe_content(text[:HEAD_BYTES].encode(errors="replace"), "JSON")
         raise NielsCacheError(f"{file.name}: not valid JSON ({error}); export the graph again as JSON{kind}") from error
-    return pages if is_export(pages) else None
-
-
-def is_export(value: Any) -> bool:
-    """Return whether a JSON value is a list of pages as Roam exports them: most of its items are objects with a title."""
-    return isinstance(value, list) and 2 * sum(map(_has_title, value)) >= len(value)
+    return pages if Roam.is_export(pages) else None
 
 
 def _has_title(page: Any) -> bool:

@@ -1,0 +1,1 @@
+../examples/roam_source/niels_cache_roam.py
