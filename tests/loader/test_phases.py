@@ -229,7 +229,6 @@ def test_reports_and_traces_count_over_all_phases(caches: dict[str, str]) -> Non
             assert trace.dataset_ids.tolist() == batch.dataset_ids.tolist()
             numbers.append(step)
         seen += len(batch.x)
-        assert loader.samples == seen
     assert seen == edges[-1][1]
     assert numbers[-1] > 20
     with pytest.raises(NielsCacheError, match="step="):
@@ -336,6 +335,20 @@ def test_the_order_of_a_run_in_phases_is_pinned(caches: dict[str, str]) -> None:
     found = [batch.x[0, 0].item() for batch in PhasedLoader(caches, phases=BLEND, **SETTINGS)]
     assert found[:8] == [3353, 2320, 2400, 276, 1455, 1263, 2256, 2416]
     assert found[-8:] == [640, 106, 519, 3509, 2779, 447, 591, 3437]
+
+
+def test_a_phase_of_many_epochs_opens_at_once_and_reads_each_once(caches: dict[str, str]) -> None:
+    loader = PhasedLoader(caches["b"], phases=[Phase(tokens=700, T=16, B=1), Phase(tokens=10**12, T=16, B=1)], **SETTINGS)
+    order = loader._loaders[1]._run_order
+    rows = loader._loaders[1].samples_per_epoch["b"]
+    assert order.end == pytest.approx(10**12 // 16, abs=rows)
+    first = order._epochs[0].phases[1][0] + 12345 * rows
+    located = order.locate(np.arange(first, first + rows))
+    assert set(located.epochs.tolist()) == {12346}
+    assert sorted(located.numbers.tolist()) == list(range(rows))
+    assert loader.report()[1].sources[0].epochs == pytest.approx(10**12 / 16 / rows, rel=1e-6)
+    tail = order.locate(np.arange(order.end - 2 * rows, order.end))
+    assert len({*zip(tail.epochs.tolist(), tail.numbers.tolist(), strict=True)}) == 2 * rows
 
 
 def test_counts_become_a_schedule_of_exactly_these_counts() -> None:
