@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from niels_cache_runtime import Batch, NielsCacheError, Phase, PhasedLoader, TokenLoader
+from niels_cache_runtime import Batch, BestFit, NielsCacheError, Phase, PhasedLoader, TokenLoader
 from niels_cache_runtime.loader.blend import Blend, schedule_of_counts
 from niels_cache_runtime.loader.windows import PretrainWindows
 from tests.helpers.hand_made import write_sft, write_stream
@@ -170,6 +170,20 @@ def test_a_worker_has_no_state(caches: dict[str, str]) -> None:
     )
     with pytest.raises(NielsCacheError, match="steps="):
         list(batches)
+
+
+def test_other_settings_apply_to_all_phases(caches: dict[str, str]) -> None:
+    packing = BestFit(pad_documents_to=4)
+    phases = [Phase(tokens=400, T=T, B=2, weights={"a": 2, "b": 1}, packing=packing) for T in (16, 32)]
+    settings: dict[str, Any] = {**SETTINGS, "phases": phases, "max_documents": 5, "loss_weights": {"b": 0.5}, "fields": ["weights"]}
+    whole = list(PhasedLoader(caches, **settings))
+    halves = [list(PhasedLoader(caches, cp_rank=rank, cp_size=2, **settings)) for rank in range(2)]
+    assert len(whole) > 15
+    for batch, *parts in zip(whole, *halves, strict=True):
+        for name in ("x", "y", "weights"):
+            assert torch.equal(batch[name].sort().values, torch.cat([part[name] for part in parts], dim=1).sort().values)
+        assert set(batch.weights.unique().tolist()) <= {0.0, 0.5, 1.0}
+    assert {batch.x.shape for batch in whole} >= {(2, 16), (2, 32)}
 
 
 def test_phases_that_have_not_begun_may_change(caches: dict[str, str]) -> None:
