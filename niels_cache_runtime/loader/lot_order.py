@@ -45,22 +45,25 @@ class _NextLots:
     def _order(self, epoch: int, first: int | None = None, end: int | None = None) -> BlockOrder:
         return BlockOrder(self._starts, began=(0, epoch), part=slice(first, end), **self._settings)
 
-    def _ends(self, epochs: int) -> Ints:
-        """Return the number of samples up to the end of each lot of some epochs, beginning with the lot before the first one."""
-        lots = np.concatenate([self._every.blocks_of(self._epoch + epoch) for epoch in range(epochs)])
-        return np.cumsum(np.append(0, np.diff(self._starts)[lots]))[self._place :]
+    def _ends(self, epoch: int) -> Ints:
+        """Return 0, and then the number of samples up to the end of each lot of an epoch."""
+        return np.cumsum(np.append(0, np.diff(self._starts)[self._every.blocks_of(epoch)]))
 
     def nearest(self, samples: int) -> int:
         """Return the lot that is about `samples` samples after the first one."""
-        ends = self._ends(2 + samples // self._every.samples)
-        return self._first + int(np.abs(ends - ends[0] - samples).argmin())
+        epochs, rest = divmod(int(self._ends(self._epoch)[self._place]) + samples, self._every.samples)
+        epoch = self._epoch + epochs
+        return max(self._first, epoch * self.lots + int(np.abs(self._ends(epoch) - rest).argmin()))
 
     def orders(self, end: int | None) -> list[BlockOrder]:
-        """Return the orders of the epochs up to the lot `end`. If it is None, the last order has no end."""
+        """Return the orders up to the lot `end`: of the first epoch, of all whole ones after it, and of the last one.
+
+        If `end` is None, all epochs after the first are whole.
+        """
         last, rest = (self._epoch + 1, None) if end is None else divmod(end, self.lots)
         return [
             self._order(epoch, self._place if epoch == self._epoch else 0, rest if epoch == last else None)
-            for epoch in range(self._epoch, last + 1)
+            for epoch in sorted({self._epoch, min(self._epoch + 1, last), last})
         ]
 
 
@@ -99,9 +102,10 @@ class LotRunOrder(RunOrder):
             )
             end = None if tokens is None else following.nearest(max(0, inputs // settings.T)) if weight else first
             orders = following.orders(end)
+            first_epochs = [order.began[1] for order in orders]
             sizes = [order.samples for order in orders]
-            *firsts, count = np.cumsum([0, *sizes]).tolist()
-            epochs = Epochs([*zip(firsts, sizes, strict=True)], [order.began[1] for order in orders])
+            *firsts, count = np.cumsum([0, *(np.diff([*first_epochs, first_epochs[-1] + 1]) * sizes)]).tolist()
+            epochs = Epochs([*zip(firsts, sizes, strict=True)], first_epochs)
             found.append((following, orders, epochs))
             counts.append(count)
             self.after[name] = [end or 0, inputs - count * settings.T]

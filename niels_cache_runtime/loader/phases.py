@@ -105,7 +105,7 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         lot_tokens: The tokens of a lot. A phase begins and ends between lots.
         lanes: How many lots of a source are read at the same time. More lots mix more distant documents.
         **settings: Other keyword arguments of TokenLoader: split, shuffle, rank, world_size, device, fields, drop_last (at the end of each
-            phase), mask_cross_document_targets, loss_weights, goldfish, mask_repetitive, prefetch, verify.
+            phase), mask_cross_document_targets, max_documents, cp_rank, cp_size, loss_weights, goldfish, mask_repetitive, prefetch, verify.
 
     Attributes:
         phases: The phases.
@@ -127,14 +127,13 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         **settings: Any,
     ) -> None:
         self.phases = tuple(phases)
-        if not self.phases or not all(isinstance(phase, Phase) for phase in self.phases):
+        if {*map(type, self.phases)} != {Phase}:
             raise NielsCacheError(f"phases={phases!r:.60}: must be a list of phases, such as Phase(tokens=2_000_000_000, T=2048, B=32)")
         for name in settings.keys() & _REFUSED:
             raise NielsCacheError(
                 f"{name}: is not for a PhasedLoader; leave it out, or give T, B, tokens, weights and packing to each Phase"
             )
         folders = name_sources(find_sources(sources, names), settings.get("split", "train"))
-        self.names = tuple(folders)
         self._loaders: list[_PhaseLoader] = []
         following = {name: [0, 0] for name in folders}
         for number, phase in enumerate(self.phases):
@@ -162,7 +161,7 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
                 raise NielsCacheError(f"phases[{number}]: {error}") from error
             self._loaders.append(loader)
             following = loader._run_order.after
-        self.phase = 0
+        self.phase, self.names = 0, loader.names
         self._starts = [loader.state_dict() for loader in self._loaders]
         self._shared = False  # whether a DataLoader's worker has begun
 
@@ -170,11 +169,6 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
     def step(self) -> int:
         """The number of batches taken so far."""
         return sum(loader.step for loader in self._loaders)
-
-    @property
-    def samples(self) -> int:
-        """The number of samples taken so far, on all ranks."""
-        return sum(loader.samples for loader in self._loaders)
 
     @property
     def tokens(self) -> int:
@@ -187,10 +181,9 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         Raises:
             TypeError: If the last phase has no end.
         """
-        left = [loader.left for loader in self._loaders[self.phase :]]
-        if left[-1] is None:
+        if self.phases[-1].tokens is None:
             raise TypeError("a PhasedLoader has no length if its last phase has no end; give that Phase tokens")
-        return sum(left)
+        return sum(loader.left or 0 for loader in self._loaders[self.phase :])
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -269,7 +262,7 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
     def report(self) -> list[MixtureReport]:
         """Return a printable report of each phase that has an end, with its exact first and last sample of the run. No token is read."""
         found = [loader.plan() for loader in self._loaders if loader._run_order.end]
-        lasts = [*accumulate(own.last for own in found)]
+        lasts = accumulate(own.last for own in found)
         return [replace(own, first=last - own.last, last=last) for own, last in zip(found, lasts, strict=True)]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from niels_cache_runtime import Batch, NielsCacheError, Phase, PhasedLoader, TokenLoader
+from niels_cache_runtime import Batch, BestFit, NielsCacheError, Phase, PhasedLoader, TokenLoader
 from niels_cache_runtime.loader.blend import Blend, schedule_of_counts
 from niels_cache_runtime.loader.windows import PretrainWindows
 from tests.helpers.hand_made import write_sft, write_stream
@@ -172,6 +172,20 @@ def test_a_worker_has_no_state(caches: dict[str, str]) -> None:
         list(batches)
 
 
+def test_other_settings_apply_to_all_phases(caches: dict[str, str]) -> None:
+    packing = BestFit(pad_documents_to=4)
+    phases = [Phase(tokens=400, T=T, B=2, weights={"a": 2, "b": 1}, packing=packing) for T in (16, 32)]
+    settings: dict[str, Any] = {**SETTINGS, "phases": phases, "max_documents": 5, "loss_weights": {"b": 0.5}, "fields": ["weights"]}
+    whole = list(PhasedLoader(caches, **settings))
+    halves = [list(PhasedLoader(caches, cp_rank=rank, cp_size=2, **settings)) for rank in range(2)]
+    assert len(whole) > 15
+    for batch, *parts in zip(whole, *halves, strict=True):
+        for name in ("x", "y", "weights"):
+            assert torch.equal(batch[name].sort().values, torch.cat([part[name] for part in parts], dim=1).sort().values)
+        assert set(batch.weights.unique().tolist()) <= {0.0, 0.5, 1.0}
+    assert {batch.x.shape for batch in whole} >= {(2, 16), (2, 32)}
+
+
 def test_phases_that_have_not_begun_may_change(caches: dict[str, str]) -> None:
     loader = PhasedLoader(caches, phases=BLEND, **SETTINGS)
     before = list(islice(loader, loader._loaders[0].left))
@@ -229,7 +243,6 @@ def test_reports_and_traces_count_over_all_phases(caches: dict[str, str]) -> Non
             assert trace.dataset_ids.tolist() == batch.dataset_ids.tolist()
             numbers.append(step)
         seen += len(batch.x)
-        assert loader.samples == seen
     assert seen == edges[-1][1]
     assert numbers[-1] > 20
     with pytest.raises(NielsCacheError, match="step="):
@@ -336,6 +349,20 @@ def test_the_order_of_a_run_in_phases_is_pinned(caches: dict[str, str]) -> None:
     found = [batch.x[0, 0].item() for batch in PhasedLoader(caches, phases=BLEND, **SETTINGS)]
     assert found[:8] == [3353, 2320, 2400, 276, 1455, 1263, 2256, 2416]
     assert found[-8:] == [640, 106, 519, 3509, 2779, 447, 591, 3437]
+
+
+def test_a_phase_of_many_epochs_opens_at_once_and_reads_each_once(caches: dict[str, str]) -> None:
+    loader = PhasedLoader(caches["b"], phases=[Phase(tokens=700, T=16, B=1), Phase(tokens=10**12, T=16, B=1)], **SETTINGS)
+    order = loader._loaders[1]._run_order
+    rows = loader._loaders[1].samples_per_epoch["b"]
+    assert order.end == pytest.approx(10**12 // 16, abs=rows)
+    first = order._epochs[0].phases[1][0] + 12345 * rows
+    located = order.locate(np.arange(first, first + rows))
+    assert set(located.epochs.tolist()) == {12346}
+    assert sorted(located.numbers.tolist()) == list(range(rows))
+    assert loader.report()[1].sources[0].epochs == pytest.approx(10**12 / 16 / rows, rel=1e-6)
+    tail = order.locate(np.arange(order.end - 2 * rows, order.end))
+    assert len({*zip(tail.epochs.tolist(), tail.numbers.tolist(), strict=True)}) == 2 * rows
 
 
 def test_counts_become_a_schedule_of_exactly_these_counts() -> None:
