@@ -392,7 +392,8 @@ class Corpus(RootArtifact):
         cleaner = ChunkWork(source=source, seed=context.seed, cleaning=cleaning, signer=signer, steps=steps)
         journal = work.open_journal(name, state=_CorpusState)
         done: _CorpusState = journal.state or _CorpusState()
-        if source.steps and journal.state is None:
+        has_code = any(each.is_code for each in source.steps)
+        if has_code and journal.state is None:
             self._try_steps(cleaner, context)
         counts = CorpusCounts.from_state(done.counts) if done.counts else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
         resumed_characters = counts.before.characters
@@ -415,7 +416,7 @@ class Corpus(RootArtifact):
                     processes=processes,
                     doing=f"preparing {name}",
                     size_of=attrgetter("characters"),
-                    is_watched=bool(source.steps),
+                    is_watched=has_code,
                 )
             ) as results,
         ):
