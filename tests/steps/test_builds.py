@@ -225,8 +225,8 @@ def test_mistakes_in_the_table_are_one_line(module: str, tmp_path: Path) -> None
 @pytest.mark.walk
 @pytest.mark.parametrize("step", ["hang", "hang_in_batch"])
 def test_a_document_that_takes_too_long_is_named_or_counted_once(module: str, tmp_path: Path, step: str) -> None:
-    use = f'use = ":{step}", seconds_per_document = 1'
-    with pytest.raises(NielsCacheError, match=rf"jsonl: row \d+.*: step {step}: took longer than 1 seconds"):
+    use = f'use = ":{step}", seconds_per_document = 0.2'
+    with pytest.raises(NielsCacheError, match=rf"jsonl: row \d+.*: step {step}: took longer than 0.2 seconds"):
         prepare_corpus(registry_of(module, tmp_path, [f"{{ {use} }}"]), "notes", root=tmp_path / "cache", processes=2)
     registry = registry_of(module, tmp_path, [f'{{ {use}, on_error = "drop" }}'])
     meta = prepare_corpus(registry, "notes", root=tmp_path / "cache", processes=2).meta
