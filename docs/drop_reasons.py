@@ -49,6 +49,11 @@ STAGES: dict[Stage, tuple[str, str]] = {
         "[Clean and deduplicate](cleaning.md#filters) defines each filter.\n"
         "To keep documents that a filter rejects, change its threshold, or add the reason to `skip`.",
     ),
+    "steps": (
+        "Steps",
+        "[Your own steps](steps.md) drop documents; the name of the step and its own reason follow after colons, as in "
+        "`step:drop_short:few words`.",
+    ),
     "duplicates": ("Duplicates", "`[dedup]` removes all but the first copy of a document."),
     "decontamination": (
         "Decontamination",

@@ -173,6 +173,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("revision", ("tokenizer",), "Commit of the model on the hub; omitted for files"),
     # Corpus and duplicates
     MetaKey("prepare", ("corpus",), "The steps applied: `clean`, `dedup` or both"),
+    MetaKey("steps", ("corpus",), "What identifies each of [your own steps](steps.md), by number and name; omitted if there are none"),
     MetaKey("cleaning", ("corpus",), "Cleaning settings, or null without `clean`"),
     MetaKey("signatures", ("corpus",), "MinHash settings, or null without `dedup`"),
     MetaKey("signatures", ("duplicates",), "sha256 of the digests and signatures, per data set"),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.defs.component import NielsCacheComponent
     from niels_cache_assets.exchange.hf import to_hf_dataset
     from niels_cache_assets.project.registry import Registry, load_registry
+    from niels_cache_assets.steps.step import Drop, step
     from niels_cache_assets.tokenizer.base import TextTokenizer
     from niels_cache_assets.tokenizer.kinds import open_built_model, open_model, view_tokenizer
     from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Conversation",
     "Document",
+    "Drop",
     "HuggingFaceTokenizer",
     "Message",
     "NielsCacheComponent",
@@ -36,6 +38,7 @@ __all__ = [
     "load_registry",
     "open_built_model",
     "open_model",
+    "step",
     "to_hf_dataset",
     "view_tokenizer",
 ]
@@ -46,6 +49,7 @@ _MODULES = {
     "defs.component": "NielsCacheComponent",
     "exchange.hf": "to_hf_dataset",
     "project.registry": "Registry load_registry",
+    "steps.step": "Drop step",
     "tokenizer.base": "TextTokenizer",
     "tokenizer.kinds": "open_built_model open_model view_tokenizer",
     "tokenizer.sentencepiece_model": "SentencePieceTokenizer",

@@ -82,7 +82,7 @@ def dtype_identity(build: BuildSettings, vocab_size: int | None) -> dict[str, st
 
 def is_prepared(source: Source) -> TypeGuard[PretrainSource]:
     """Return whether a corpus is read instead of this source."""
-    return isinstance(source, PretrainSource) and bool(source.prepare)
+    return isinstance(source, PretrainSource) and source.has_corpus
 
 
 def val_may_come_late(source: PretrainSource) -> bool:

@@ -20,7 +20,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain, islice
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ from niels_cache_assets.artifacts.base import (
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.free_parts import build_free_parts_first
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.base.documents import Documents, DropReport, merge_facts
+from niels_cache_assets.base.documents import Documents, DropReport, SourceReport, merge_facts
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.identity import (
@@ -65,7 +66,7 @@ from niels_cache_assets.corpus.layout import (
 )
 from niels_cache_assets.corpus.prepared import document_files
 from niels_cache_assets.corpus.store import CorpusWriter, CorpusWriterState, is_corpus_file, write_json, write_measures, write_rejected
-from niels_cache_assets.disk.identity import without_keys
+from niels_cache_assets.disk.identity import differences, without_keys
 from niels_cache_assets.disk.space import SpaceNeed, corpus_need, require_free_space
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, NpyWriter
@@ -76,11 +77,13 @@ from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.parts.seal import HardLinker, write_blocks
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import not_text_note
+from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
 from niels_cache_assets.sources.text_column import pass_facts, reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, Siblings, SourceWithParts, StreamContext
+from niels_cache_assets.steps.identity import is_stateful
 from niels_cache_assets.streaming.types import BuildPosition
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
@@ -90,7 +93,7 @@ from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.reading import available_threads
 
 if TYPE_CHECKING:
-    from niels_cache_assets.corpus.chunks import CorpusCounts
+    from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,10 +278,11 @@ class Corpus(RootArtifact):
         meta = self.finished()
         if meta is None:
             raise NielsCacheError(f"{self.directory}: no finished corpus of {self.name!r} yet; {advice}")
-        if not self.matches(meta, self.identity(meta["dataset_revision"])):
-            raise NielsCacheError(
-                f"{self.directory}: the corpus of {self.name!r} was made with other settings or another code version; {advice}"
-            )
+        identity = self.identity(meta["dataset_revision"])
+        if not self.matches(meta, identity):
+            of_steps = differences({"steps": meta.get("steps", {})}, {"steps": identity.get("steps", {})})
+            why = f"is out of date: {of_steps[0]}" if of_steps else "was made with other settings or another code version"
+            raise NielsCacheError(f"{self.directory}: the corpus of {self.name!r} {why}; {advice}")
         return meta
 
     def matches(self, meta: Meta, identity: Identity) -> bool:
@@ -332,6 +336,7 @@ class Corpus(RootArtifact):
             "cleaning": cleaning_identity(self.registry, self.name),
             "signatures": signature_identity(self.registry, self.name),
             **({"keep": list(self.keep)} if self.keep else {}),
+            **({"steps": work.identity["steps"]} if self.source.steps else {}),
             **counts.meta(),
             "dropped": dict(counts.report.dropped + by_source.dropped),
             "dropped_by_source": dict(+by_source.dropped),
@@ -360,7 +365,7 @@ class Corpus(RootArtifact):
     def _write_all(self, work: BuildJob) -> WriteResult:
         from niels_cache_assets.corpus.held_out import HeldOutDocuments
 
-        work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")
+        work.log(f"preparing {self.name}: {', '.join(self.source.prepared_by)}")
         for note in notes_on_source(self.source):
             work.log(note)
         if self.source.train_tokens is not None or self.source.val_tokens is not None:
@@ -381,9 +386,15 @@ class Corpus(RootArtifact):
         processes = registry.build.threads or available_threads()
         cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
         signer = Signer(num_perm=registry.dedup.num_perm, ngram=registry.dedup.ngram) if "dedup" in source.prepare else None
-        cleaner = ChunkWork(source=source, seed=context.seed, cleaning=cleaning, signer=signer)
+        if is_stateful(source):  # its state is not in the journal
+            processes, work = 1, replace(work, force=True)
+        steps = work.identity.get("steps")
+        cleaner = ChunkWork(source=source, seed=context.seed, cleaning=cleaning, signer=signer, steps=steps)
         journal = work.open_journal(name, state=_CorpusState)
         done: _CorpusState = journal.state or _CorpusState()
+        has_code = any(each.is_code for each in source.steps)
+        if has_code and journal.state is None:
+            self._try_steps(cleaner, context)
         counts = CorpusCounts.from_state(done.counts) if done.counts else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
         resumed_characters = counts.before.characters
         recorded_bytes, most_bytes = counts.before.bytes, TEXT_BYTES_PER_RECORD * processes
@@ -399,7 +410,14 @@ class Corpus(RootArtifact):
                 has_kept_values=bool(self.keep),
             ) as writer,
             closing(
-                map_in_processes(cleaner, chunks, processes=processes, doing=f"preparing {name}", size_of=attrgetter("characters"))
+                map_in_processes(
+                    cleaner,
+                    chunks,
+                    processes=processes,
+                    doing=f"preparing {name}",
+                    size_of=attrgetter("characters"),
+                    is_watched=has_code,
+                )
             ) as results,
         ):
             for chunk in results:
@@ -426,9 +444,23 @@ class Corpus(RootArtifact):
             meta = self.meta_of(work, counts, by_source, files=writer.files, content_sha256=writer.content_sha256)
         return WriteResult(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
 
+    def _try_steps(self, work: ChunkWork, context: StreamContext) -> None:
+        """Try the steps on the first documents of up to SAMPLED files, or of the stream if the source has no files of rows."""
+        from niels_cache_assets.steps.trial import SAMPLED, try_steps
+
+        source, fresh = self.source, partial(replace, context, report=SourceReport(), decided={}, held_out=None)
+        streams = [self.stream(fresh())]
+        if isinstance(source, RowFileSource):
+            files = [each for _, each in self._part_stream.files] if self.is_part else source.input_files()
+            field = source.text_field_of(files)
+            streams = [source.kept_unconverted(fresh(files=[each], text_field=field)) for each in files[:: 1 + len(files) // SAMPLED]]
+        most = -(-SAMPLED // len(streams))
+        documents = (islice(chain.from_iterable(stream), most) for stream in streams)
+        try_steps(self.name, work.chain, (each for some in documents for each in source.convert([*some])[0]))
+
     def _join_parts(self, work: BuildJob) -> WriteResult:
         assert work.lease is not None  # machines share the parts
-        work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
+        work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepared_by)}")
         force = work.force and self.forces_steps
         with work.lease.uncounted():
             materialize(self.parts_plan, wait=True, force=force, log=work.log, notify=False)

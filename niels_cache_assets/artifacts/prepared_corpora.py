@@ -72,7 +72,7 @@ def with_corpus_readers(registry: Registry, root: Path) -> dict[str, PretrainSou
     """
 
     def sibling(name: str, source: PretrainSource) -> PretrainSource:
-        if source.prepare:
+        if source.has_corpus:
             return PreparedMember.of(partial(open_prepared, registry, name, root=root), against=source.decontaminate_against)
         if source.parts == 1 or not isinstance(source, SourceWithParts):
             return source

@@ -162,7 +162,7 @@ class _SampleLines:
 
     def _texts(self) -> Iterator[str]:
         source = self.registry.source(self.name)
-        prepared = _prepared(self.registry, self.name, root=self.root) if getattr(source, "prepare", ()) else None
+        prepared = _prepared(self.registry, self.name, root=self.root) if getattr(source, "has_corpus", False) else None
         if isinstance(prepared, PreparedCorpus):
             self.read_as, self.opened, self.revision = "prepared", True, prepared.meta["dataset_revision"]
             return (document.text for document in _train_documents(prepared))

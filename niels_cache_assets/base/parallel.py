@@ -7,21 +7,27 @@ Therefore long items in flight are also limited by their characters.
 import multiprocessing
 import os
 import signal
+import struct
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from niels_cache_assets.base.processes import when_closed
 from niels_cache_runtime.errors import NielsCacheError
 
 LONG_CHARACTERS = 2_000_000  # an item with more characters is long; a usual chunk has half as many
 MAX_LONG_CHARACTERS = 16_000_000
+_POLL_SECONDS = 0.1  # between two looks at the call of a watched worker
+_SPAWN = multiprocessing.get_context("spawn")
+_MARK = struct.Struct("dqqq")
+_HASH_SEED = "PYTHONHASHSEED"
 _IN_FLIGHT_PER_WORKER = 2  # one running, one waiting, so that no worker waits for the caller
 
 Item = TypeVar("Item")
@@ -99,8 +105,91 @@ def map_in_order(
         executor.shutdown(wait=False, cancel_futures=True)
 
 
+class WatchedWork(Protocol):
+    """Work on items whose worker calls code of a user, which may hang or end the process. The caller knows the current call of each worker.
+
+    Before each call, the work marks its numbers `place` and `step`, and the most seconds that it may take (0: no limit).
+    """
+
+    def __call__(self, item: Any, mark: "CallMark") -> Any: ...
+
+    def skip_call(self, item: Any, place: int, step: int, *, has_ended: bool) -> Any:
+        """Return the item to work on again without a call that took too long.
+
+        Raises:
+            NielsCacheError: If this is not possible, or if the worker has ended by itself (`has_ended`). The message describes the call.
+        """
+        ...
+
+
+class CallMark:
+    """The mark of the current call of a worker, in memory that it shares with the caller. A mark takes about 0.2 microseconds."""
+
+    def __init__(self, shared: Any) -> None:
+        self._memory = memoryview(shared).cast("B")
+        self._calls = 0
+
+    def __call__(self, place: int, step: int, seconds: float) -> None:
+        self._calls += 1
+        _MARK.pack_into(self._memory, 0, seconds, self._calls, place, step)
+
+    def read(self) -> tuple[float, int, int, int]:
+        """Return the seconds, the number of marks so far, and the numbers of the call."""
+        return _MARK.unpack_from(self._memory)
+
+
+class _Worker:
+    """A worker process, and the caller's end of its connection."""
+
+    def __init__(self, function: Callable[..., Any], watched: Connection, *, is_watched: bool) -> None:
+        self._function, self._watched = function, watched
+        self._shared = _SPAWN.RawArray("b", _MARK.size) if is_watched else None
+        self.start()
+
+    def start(self) -> None:
+        self.connection, there = _SPAWN.Pipe()
+        self.mark = None if self._shared is None else CallMark(self._shared)
+        if self.mark is not None:
+            self.mark(0, 0, 0)  # what a worker before this one has left
+        self.process = _SPAWN.Process(target=_serve_items, args=(self._function, there, self._watched, self._shared))
+        # The worker inherits the mask, so that Ctrl-C does not end it while it begins.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # The code of a user must not depend on the hashes of strings, and shows if it does only if they differ.
+        seed = None if self.mark is None else os.environ.pop(_HASH_SEED, None)
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            if seed is not None:
+                os.environ[_HASH_SEED] = seed
+        there.close()  # so that the connection ends with the worker
+
+    def restart(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+        self.start()
+
+    def is_overdue(self) -> bool:
+        """Wait for an answer. Return whether a call has taken too long instead."""
+        seen, since = None, 0.0
+        while self.mark is not None and not self.connection.poll(_POLL_SECONDS):
+            mark, now = self.mark.read(), time.monotonic()
+            if mark != seen:
+                seen, since = mark, now
+            elif mark[0] and now - since > mark[0]:
+                return True
+        return False
+
+
 def map_in_processes(
-    function: Callable[[Item], Result], items: Iterable[Item], *, processes: int, doing: str, size_of: Callable[[Item], int] = lambda _: 0
+    function: Callable[[Item], Result] | WatchedWork,
+    items: Iterable[Item],
+    *,
+    processes: int,
+    doing: str,
+    size_of: Callable[[Item], int] = lambda _: 0,
+    is_watched: bool = False,
 ) -> Generator[Result]:
     """Yield `function` of every item, in order. The calls run in worker processes.
 
@@ -116,28 +205,35 @@ def map_in_processes(
     Args:
         function: Called with each item, in a worker. Its exceptions are raised here.
         items: The items.
-        processes: The number of workers. If it is 1, no worker is started, and the caller does the work.
+        processes: The number of workers. If it is 1 and the work is not watched, no worker is started, and the caller does the work.
         doing: A name for the work, for the message about a killed worker.
         size_of: Returns the number of characters of an item (see `results_in_order`). The default counts every item as short.
+        is_watched: Whether `function` is WatchedWork. If a call takes too long, its worker is killed, and another one starts.
 
     Raises:
         NielsCacheError: If a worker dies.
     """
-    if processes == 1:
+    if processes == 1 and not is_watched:
         for item in items:
-            yield function(item)
+            yield function(item)  # type: ignore[call-arg]
         return
-    context = multiprocessing.get_context("spawn")
-    watched, own_end = context.Pipe(duplex=False)
-    free: SimpleQueue[Connection] = SimpleQueue()  # the connections to workers without work
+    watched, own_end = _SPAWN.Pipe(duplex=False)
+    free: SimpleQueue[_Worker] = SimpleQueue()  # the workers without work
     threads = ThreadPoolExecutor(processes, thread_name_prefix="worker")
 
     def run_in_worker(item: Item) -> Result:
         worker = free.get()
         try:
-            worker.send(item)
-            error, result = worker.recv()
+            worker.connection.send(item)
+            while worker.is_overdue():
+                call = worker.mark.read()[2:]  # type: ignore[union-attr]
+                worker.restart()
+                item = function.skip_call(item, *call, has_ended=False)  # type: ignore[union-attr]
+                worker.connection.send(item)
+            error, result = worker.connection.recv()
         except (EOFError, OSError) as gone:
+            if worker.mark is not None and (mark := worker.mark.read())[0]:
+                function.skip_call(item, *mark[2:], has_ended=True)  # type: ignore[union-attr]
             raise NielsCacheError(
                 f"{doing}: a worker process was killed (out of memory?), or could not start (a script needs "
                 "`if __name__ == '__main__':`); run it again with fewer processes, or with 1 to start no worker"
@@ -148,47 +244,41 @@ def map_in_processes(
             raise error
         return result
 
-    workers = list[BaseProcess]()
+    workers = list[_Worker]()
 
     def submit(item: Item) -> Future[Result]:
         if len(workers) < processes:  # a few items need only a few workers
-            here, there = context.Pipe()
-            worker = context.Process(target=_serve_items, args=(function, there, watched))
-            # The worker inherits the mask, so that Ctrl-C does not end it while it begins.
-            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                worker.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            workers.append(worker)
-            there.close()  # so that the connection ends with the worker
-            free.put(here)
+            workers.append(_Worker(function, watched, is_watched=is_watched))
+            free.put(workers[-1])
         return threads.submit(run_in_worker, item)
 
     try:
         yield from results_in_order(submit, items, most=_IN_FLIGHT_PER_WORKER * processes, size_of=size_of)
         for _ in workers:
-            free.get().close()
+            free.get().connection.close()
         for worker in workers:
-            worker.join()
+            worker.process.join()
     finally:
         own_end.close()
         watched.close()
+        for worker in workers if is_watched else ():
+            worker.process.kill()  # the code of a user may not let other threads run
         threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _serve_items(function: Callable[[Item], Result], caller: Connection, watched: Connection) -> None:
+def _serve_items(function: Callable[..., Result], caller: Connection, watched: Connection, shared: Any) -> None:
     """Answer each item of the caller with (None, result) or (error, None), until the caller closes the connection.
 
     Interrupts are ignored. The process ends at once when `watched` closes.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     when_closed(watched, lambda: os._exit(1))
+    work = function if shared is None else partial(function, mark=CallMark(shared))
     with suppress(EOFError):
         while True:
             item = caller.recv()
             try:
-                caller.send((None, function(item)))
+                caller.send((None, work(item)))
             except Exception as error:
                 error.add_note(traceback.format_exc())
                 caller.send((error, None))

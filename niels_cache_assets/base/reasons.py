@@ -2,7 +2,7 @@
 
 A reason is a key of `dropped` in meta.json. Everything that counts drops uses DropCounts, which accepts only reasons in this table.
 docs/drop_reasons.md is generated from it. To add a reason, add a row to the stage that drops for it, and run
-`python docs/drop_reasons.py`.
+`python docs/drop_reasons.py`. A reason may have details after a colon, as `step:drop_short:no words`: the name of the step, and its reason.
 
 A drop is requested (`is_asked`) if a setting, such as a filter, a budget or the kind of source, asks for it. Any other drop means that the
 data differ from what the settings expect, so a build warns about it (`facts/drops.py`).
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-Stage = Literal["reading", "conversations", "pairs", "mixtures", "cleaning", "duplicates", "decontamination", "encoding"]
+Stage = Literal["reading", "conversations", "pairs", "mixtures", "cleaning", "steps", "duplicates", "decontamination", "encoding"]
 
 
 class DropReason(NamedTuple):
@@ -143,6 +143,11 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
         "repetitive": _asked("the text repeats itself", "raise `max_bigram_share`, or the other limits of repetition that are set"),
         "language_error": _asked("the language cannot be identified", 'add `"language_error"` to `skip`'),
     },
+    "steps": {
+        "step": _asked("the step of this name dropped the document", "see the code of the step"),
+        "step_failed": _unasked("the step of this name raised an error", 'set `on_error = "stop"` to see it'),
+        "step_too_slow": _unasked("the step of this name took too long", "raise `seconds_per_document`"),
+    },
     "duplicates": {
         "exact_duplicate": _asked("the document equals an earlier one"),
         "near_duplicate": _asked("the document is a near duplicate of an earlier one", "raise `threshold` in `[dedup]`"),
@@ -185,9 +190,14 @@ class DropCounts(Counter[str]):
         super().update(counts)
 
 
+def row_of(reason: str) -> DropReason | None:
+    """Return the row of a reason, with or without details, or None if it is not in the table."""
+    return DROP_REASONS.get(reason.partition(":")[0])
+
+
 def require_known(reason: str) -> None:
     """Raise ValueError for a reason that is not in the table."""
-    if reason not in DROP_REASONS:
+    if row_of(reason) is None:
         raise ValueError(f"{reason!r} is not a drop reason; docs/drop_reasons.md lists them")
 
 
@@ -198,9 +208,11 @@ def reasons_of(*stages: Stage) -> tuple[str, ...]:
 
 def is_asked(reason: str) -> bool:
     """Return whether settings ask for drops of this reason. A reason that is not in the table is unasked."""
-    return reason in DROP_REASONS and DROP_REASONS[reason].is_asked
+    row = row_of(reason)
+    return row is not None and row.is_asked
 
 
 def explain(reason: str) -> str:
     """Return what a reason means and what to do, or an empty string if it is not in the table."""
-    return "; ".join(filter(None, DROP_REASONS[reason][1:3])) if reason in DROP_REASONS else ""
+    row = row_of(reason)
+    return "; ".join(filter(None, row[1:3])) if row else ""

@@ -14,6 +14,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import entry_points
+from importlib.util import resolve_name
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -133,20 +134,19 @@ def _read_module(name: str, path: Path, _changed: int, _size: int) -> tuple[str,
     content = path.read_bytes()
     if path.suffix != ".py":
         return hashlib.sha256(content).hexdigest(), ()
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError) as error:
-        raise NielsCacheError(f"{path}: is not valid Python ({error}); correct it") from error
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     imported = list[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imported += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join([*package.split(".")[: package.count(".") + 2 - node.level], *filter(None, [node.module])])
-            origin = base if node.level else node.module or ""
-            imported += [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
-    return hashlib.sha256("\n".join(_tokens(tree)).encode("utf-8", "backslashreplace")).hexdigest(), tuple(filter(None, imported))
+    try:
+        tree = ast.parse(content)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                origin = resolve_name("." * node.level + (node.module or ""), package)
+                imported += [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
+    except (SyntaxError, ValueError, ImportError) as error:
+        raise NielsCacheError(f"{path}: is not valid Python ({error}); correct it") from error
+    return hashlib.sha256("\n".join(_tokens(tree)).encode("utf-8", "backslashreplace")).hexdigest(), tuple(imported)
 
 
 def _tokens(tree: ast.AST) -> Iterator[str]:

@@ -112,8 +112,8 @@ def format_duration(seconds: float) -> str:
 
 def label(key: str) -> str:
     """Return the label of a key of meta.json, or of a path such as `documents.train` or `dropped.too_short`."""
-    if key in _LABELS:
-        return _LABELS[key]
+    if key in _LABELS or ":" in key:  # the name of a step is shown as it is
+        return _LABELS.get(key, key)
     table, dot, rest = key.partition(".")
     if dot:
         return f"{_PREFIXES.get(table, _spaced(table))}: {_spaced(rest)}"

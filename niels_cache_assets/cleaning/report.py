@@ -89,11 +89,20 @@ class CleaningReport:
         self.documents += 1
         if language is not None:
             self.languages[language] += 1
-        if isinstance(result, Document):
-            self.kept += 1
-            return
-        self.dropped[result.reason] += 1
-        self.add_example(result, place=self.documents - 1)
+        self.kept += 1
+        if not isinstance(result, Document):
+            self.reject(result, place=self.documents - 1)
+
+    def reject(self, dropped: "RejectedDocument", *, place: int) -> None:
+        """Count a document of the chunk, which was added as kept, as dropped instead.
+
+        Args:
+            dropped: The rejection.
+            place: Index of the document in the chunk.
+        """
+        self.kept -= 1
+        self.dropped[dropped.reason] += 1
+        self.add_example(dropped, place=place)
 
     def add_example(self, dropped: RejectedDocument, *, place: int) -> None:
         """Make a dropped document, which is already counted, an example.

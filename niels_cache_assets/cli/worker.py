@@ -218,7 +218,7 @@ def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCache:
             require_inputs(registry, registry.partition_keys())
         _build_input(tokenizer, lines)
     _require_current(tokenizer)
-    if source.prepare:
+    if source.has_corpus:
         sealed.revision()  # raises if the corpus or its drop list is not current
         return sealed
     if in_store(plan).finished() is None:

@@ -1,4 +1,4 @@
-"""The chunks of a source, the work on a chunk of documents (convert, clean, sign, count), and the sums of the counts over all chunks.
+"""The chunks of a source, the work on a chunk of documents (convert, run the steps, sign, count), and the sums of the counts of chunks.
 
 The work is a pure function of the chunk and the settings, so the result does not depend on the number of processes. The work uses no file,
 and takes twice the memory of the chunk.
@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache, lru_cache
+from functools import cache, cached_property
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents, DropReport
+from niels_cache_assets.base.fingerprint import Identity
+from niels_cache_assets.base.parallel import CallMark
 from niels_cache_assets.build_cache.resume import resume_stream
 from niels_cache_assets.cleaning import load_cleaning
 from niels_cache_assets.cleaning.settings import CleaningSettings
@@ -23,12 +25,13 @@ from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.dedup.signatures import Signatures, Signer
 from niels_cache_assets.sources.reading.files import valid_unicode
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate, in_chunks
+from niels_cache_assets.streaming.encode import in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.types import BuildPosition, ResumePoint
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.report import CleaningReport
+    from niels_cache_assets.steps.chain import DocumentChain
 
 LENGTH_BINS = 40  # bin b of a histogram holds texts with 2**(b-1) <= characters < 2**b; bin 0 holds empty texts
 
@@ -71,10 +74,12 @@ class CorpusChunk(NamedTuple):
     Attributes:
         first: The position in the source of the first document of the chunk.
         documents: The documents.
+        skipped: Calls of steps that took too long in an earlier attempt.
     """
 
     first: int
     documents: list[Document]
+    skipped: tuple[tuple[int, int], ...] = ()
 
     @property
     def characters(self) -> int:
@@ -125,23 +130,29 @@ class PreparedChunk:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkWork:
-    """The work on a chunk, as a picklable function.
-
-    An instance is sent with every chunk, so an instance holds only settings. Each worker makes the cleaner once.
+    """The work on a chunk, as a picklable function, which each worker gets once.
 
     Attributes:
         source: The table of the data set.
         seed: The seed of [build].
         cleaning: The settings of cleaning. None: documents are not cleaned.
         signer: The settings of signatures. None: documents are not signed.
+        steps: What identifies the steps of the data set (see DocumentChain).
     """
 
     source: PretrainSource
     seed: int
     cleaning: CleaningSettings | None
     signer: Signer | None
+    steps: Identity | None = None
 
-    def __call__(self, chunk: CorpusChunk) -> PreparedChunk:
+    @cached_property
+    def chain(self) -> DocumentChain:
+        from niels_cache_assets.steps.chain import DocumentChain
+
+        return DocumentChain(source=self.source, cleaning=self.cleaning, identity=self.steps)
+
+    def __call__(self, chunk: CorpusChunk, mark: CallMark | None = None) -> PreparedChunk:
         from niels_cache_assets.cleaning.report import RejectedDocument
 
         report = new_report(self.seed, chunk.first, cleaning=self.cleaning)
@@ -149,8 +160,9 @@ class ChunkWork:
         # the examples are numbered after the converted documents, so each place is unique
         for place, (reason, document) in enumerate(examples, start=len(converted)):
             report.add_example(RejectedDocument(self._readable(document), reason, None), place=place)
-        results = [self._clean(document, report) for document in converted]
-        kept = [document for document in results if document is not None]
+        marks = {} if mark is None else {"mark": mark}
+        results = self.chain.run(converted, report, skipped=chunk.skipped, **marks)
+        kept = [document for document in results if isinstance(document, Document)]
         rows = [_row(document) for document in kept]
         counts = CorpusCounts(
             report=report,
@@ -167,27 +179,21 @@ class ChunkWork:
             signatures=None if self.signer is None else self.signer.sign([document.text for document in kept]),
         )
 
+    def skip_call(self, chunk: CorpusChunk, place: int, step: int, *, has_ended: bool) -> CorpusChunk:
+        """See `base.parallel.WatchedWork`."""
+        converted, _, _ = self.source.convert(chunk.documents)
+        return chunk._replace(skipped=(*chunk.skipped, self.chain.skip_call(converted, place, step, has_ended=has_ended)))
+
     def _readable(self, document: Document) -> Document:
         """Return a document that the source has dropped, with its text and names as an example shows them."""
-        named = _with_writable_names(document)._replace(text=valid_unicode(document.text))
+        from niels_cache_assets.steps.chain import with_writable_names
+
+        named = with_writable_names(document)._replace(text=valid_unicode(document.text))
         kinds = self.cleaning.mask if self.cleaning is not None else ()
         if not kinds:
             return named
         mask = load_cleaning("masks").mask
         return named._replace(text=mask(named.text, kinds)[0], title=named.title and mask(named.title, kinds)[0])
-
-    def _clean(self, document: Document, report: CleaningReport) -> Document | None:
-        from niels_cache_assets.cleaning.report import EXCERPT_CHARACTERS, RejectedDocument
-
-        if self.cleaning is not None:
-            result = _cleaner(self.cleaning, self.source.gives_plain_text(document)).clean(document, report)
-            return result if isinstance(result, Document) else None
-        named = _with_writable_names(document)
-        if not has_lone_surrogate(document.text):
-            report.add(named)
-            return named
-        report.add(RejectedDocument(named._replace(text=valid_unicode(document.text[:EXCERPT_CHARACTERS])), INVALID_UNICODE, None))
-        return None
 
 
 @dataclass(kw_only=True)
@@ -272,19 +278,9 @@ def new_report(seed: int, first: int = 0, *, cleaning: CleaningSettings | None) 
     return CleaningReport(seed, first, measures=measures)
 
 
-@lru_cache(maxsize=2)  # one cleaner for plain text, one for markup
-def _cleaner(settings: CleaningSettings, plain_text: bool) -> Any:
-    return load_cleaning("chain").Cleaner(settings, plain_text=plain_text)
-
-
 def _row(document: Document) -> DocumentRow:
     text, source_id, file, row, title, split, kept = document
     return DocumentRow(text, title, source_id, file, row, split, len(text), _size(text), kept)
-
-
-def _with_writable_names(document: Document) -> Document:
-    title = None if document.title is None else valid_unicode(document.title)
-    return document._replace(source_id=valid_unicode(document.source_id), file=valid_unicode(document.file), title=title)
 
 
 def _count_words(texts: Iterable[str]) -> int:

@@ -17,6 +17,7 @@ from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import PretrainSource, Source
+from niels_cache_assets.steps.identity import steps_identity
 from niels_cache_assets.streaming.decontaminate import decontamination_identity, references_identity
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -137,6 +138,7 @@ def identity_of_corpus(registry: Registry, name: str, *, revision: str | None, t
         "code_version": CODE_VERSION,
         **of_members,
         **({"tokenizer_sha256": tokenizer_sha256} if tokenizer_sha256 is not None else {}),
+        **({"steps": steps_identity(source, f"{registry.origin}: [pretrain.{name}] steps")} if source.steps else {}),
     }
 
 
@@ -144,7 +146,7 @@ def require_prepared(registry: Registry, name: str) -> PretrainSource:
     """Return the table of a data set with a corpus.
 
     Raises:
-        NielsCacheError: If the name is unknown, or the data set has no `prepare`.
+        NielsCacheError: If the name is unknown, or the data set has no corpus.
     """
     if name not in registry.pretrain:
         raise_unknown_choice(registry.origin, "no pretrain data set", name, registry.pretrain)
@@ -152,7 +154,7 @@ def require_prepared(registry: Registry, name: str) -> PretrainSource:
     missing = source.missing_setting()
     if missing is not None:
         raise NielsCacheError(f"{registry.origin}: [pretrain.{name}] cannot be built: it needs {missing}")
-    if not source.prepare:
+    if not source.has_corpus:
         raise NielsCacheError(f'{registry.origin}: [pretrain.{name}] has no corpus; set prepare = ["clean", "dedup"] to make one')
     return source
 

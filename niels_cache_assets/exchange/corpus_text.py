@@ -23,7 +23,8 @@ from niels_cache_assets.disk.staging import export_stage
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files, HashedFile
 from niels_cache_assets.exchange.replacing import NEW, OLD, empty_folder, existing_files, swap_files, take_back
-from niels_cache_assets.sources.reading.keep import EXPORTED, kept_values
+from niels_cache_assets.sources.reading.keep import kept_values
+from niels_cache_assets.sources.step_use import EXPORTED
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 

@@ -85,7 +85,7 @@ def advice_against(registry: Registry, name: str, others: Sequence[str]) -> str 
     allowed = [other for other in known if not getattr(registry.pretrain[other], "members", None)]
     if allowed and not source.is_in_parts:  # decontaminate_against takes neither parts nor mixtures
         return f"decontaminate_against = {json.dumps(allowed)} keeps them out"
-    return '"dedup" in `prepare` of both data sets keeps them out' if source.prepare else None
+    return '"dedup" in `prepare` of both data sets keeps them out' if source.has_corpus else None
 
 
 def _shared(name: str, folder: Path, vals: HashIndex, names: Sequence[str]) -> Iterator[SharedText]:

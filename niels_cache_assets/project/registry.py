@@ -42,6 +42,7 @@ from niels_cache_assets.project.tables import (
     ReportsSettings,
 )
 from niels_cache_assets.sources.interleave import Interleave
+from niels_cache_assets.sources.reading.where import parse_condition
 from niels_cache_assets.sources.types import PretrainSource, SftSource, Source
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
@@ -199,7 +200,7 @@ class Registry:
         return [
             name
             for name in self.partition_keys("pretrain")
-            if (step in self.pretrain[name].prepare if step else self.pretrain[name].prepare)
+            if (step in self.pretrain[name].prepare if step else self.pretrain[name].has_corpus)
         ]
 
     def in_parts(self) -> list[str]:
@@ -412,7 +413,7 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
                 add = f"rename {near[0]!r} to 'source'" if near else f"add source = {' | '.join(map(repr, SOURCES[family]))}"
                 raise NielsCacheError(f"{where}: [{label}] has no source; {add}{_catalog_hint(name)}")
             typed[family][name] = _validate(_kind(family, table["source"], origin, label), table, origin, label)
-    if getattr(typed["pretrain"].get("duplicates"), "prepare", ()):  # its corpus would take the key of the drop lists
+    if getattr(typed["pretrain"].get("duplicates"), "has_corpus", False):  # its corpus would take the key of the drop lists
         raise NielsCacheError(f"{where}: [pretrain.duplicates] is not a valid name: it is reserved for lists of duplicates; choose another")
     twice = set(typed["pretrain"]) & set(typed["sft"])
     if twice:
@@ -438,6 +439,11 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
         changes = source.cleaning or {}
         _validate(CleaningSettings, registry.cleaning.model_dump() | changes, origin, f"pretrain.{name}.cleaning")
         _refuse_dedup_twice(registry, name)
+        for condition in [each.where for each in source.steps if each.where is not None]:
+            try:
+                parse_condition(condition)
+            except ValueError as error:
+                raise NielsCacheError(f"{origin.of(f'pretrain.{name}', 'steps')}: [pretrain.{name}] steps: {error}") from error
         for member in getattr(source, "members", {}) if source.enabled else ():
             if member not in registry.pretrain and member in catalog():
                 registry.refuse_data_set(where, f"[pretrain.{name}] members names an unknown data set", member, registry.pretrain)
@@ -485,6 +491,7 @@ def _refuse_in_store(registry: Registry, origin: _Origin) -> None:
     for name, source in registry.pretrain.items():
         keys = {
             "prepare": source.prepare,
+            "steps": source.steps,
             "members": getattr(source, "members", None),
             "exclude": source.exclude,
             "decontaminate_against": source.decontaminate_against,

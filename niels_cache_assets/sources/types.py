@@ -32,6 +32,7 @@ from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.base.schema import Table
 from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
 from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.step_use import CLEANING, StepUse
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split
@@ -328,7 +329,9 @@ class PretrainSource(Source):
     family = "pretrain"
     # Separate fingerprints cover these keys: those of preparation and of decontamination.
     # A plan has its own identity for `added`, and the fingerprint has the ids in the file for `exclude`.
-    never_counts = frozenset({"prepare", "cleaning", "added", "exclude", "exclude_must_match", "tokens_in_parts", *_DECONTAMINATION})
+    never_counts = frozenset(
+        {"prepare", "cleaning", "steps", "added", "exclude", "exclude_must_match", "tokens_in_parts", *_DECONTAMINATION}
+    )
 
     train_tokens: PositiveInt | None = None
     """Token budget for train; reading stops when it is met"""
@@ -341,6 +344,8 @@ class PretrainSource(Source):
     """'clean', 'dedup' or both, applied to the whole source before tokenization and token budgets"""
     cleaning: dict[str, Any] | None = None
     """Keys that override [cleaning] for this data set"""
+    steps: tuple[StepUse, ...] = Field((), strict=False)
+    """Your own functions, which change or drop documents after the cleaning, in order ([how](steps.md))"""
     decontaminate: Literal["off", "exact", "near"] = "off"
     """'exact' drops train documents that are equal to a val document; 'near' also drops near duplicates of val documents"""
     decontaminate_threshold: float = Field(0.8, gt=0, lt=1)
@@ -384,6 +389,14 @@ class PretrainSource(Source):
             raise ValueError('cleaning does nothing without prepare = ["clean"]; add that, or remove it')
         if len(set(self.prepare)) != len(self.prepare):
             raise ValueError("prepare names a step twice")
+        titles = [step.title for step in self.steps if step.use]
+        if twice := {title for title in titles if titles.count(title) > 1}:
+            raise ValueError(f"steps has {min(twice)!r} twice; give one of them another name, such as {{use = ..., name = ...}}")
+        columns = [*getattr(self, "keep", ()), *(name for each in self.steps for name in each.keep)]
+        if twice := {name for name in columns if columns.count(name) > 1}:
+            raise ValueError(f"the column {min(twice)!r} is kept twice; let the step return it with another name")
+        if CLEANING in titles and "clean" not in self.prepare:
+            raise ValueError('steps has "cleaning", so prepare must have "clean"; add that, or remove it')
         if "dedup" in self.prepare and self.decontaminate != "off":
             raise ValueError('prepare = [..., "dedup"] already keeps train and val apart; set decontaminate = "off"')
         if self.has_own_splits and unused:
@@ -398,18 +411,28 @@ class PretrainSource(Source):
         return self
 
     @property
+    def has_corpus(self) -> bool:
+        """Whether documents are prepared and stored before they are tokenized."""
+        return bool(self.prepared_by)
+
+    @property
+    def prepared_by(self) -> list[str]:
+        """What documents of the corpus pass through: the steps in `prepare`, and those of the user."""
+        return [*self.prepare, *(each.title for each in self.steps)]
+
+    @property
     def is_in_parts(self) -> bool:
         """Whether the cache is built in parts.
 
-        A data set with tables `added` is in parts even if its first files form a single part. With `prepare`, the plan divides the corpus,
+        A data set with tables `added` is in parts even if its first files form a single part. With a corpus, the plan divides the corpus,
         and only `tokens_in_parts` also divides the cache.
         """
-        return (self.tokens_in_parts or not self.prepare) and (self.parts > 1 or bool(self.added))
+        return (self.tokens_in_parts or not self.has_corpus) and (self.parts > 1 or bool(self.added))
 
     @property
     def corpus_parts(self) -> int:
         """The number of parts of the corpus."""
-        return self.parts if self.prepare else 1
+        return self.parts if self.has_corpus else 1
 
     @property
     def total_parts(self) -> int:
@@ -448,7 +471,7 @@ class PretrainSource(Source):
         """
         return (
             self.is_in_parts
-            and not self.prepare
+            and not self.has_corpus
             and self.parts > 1
             and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
         )
@@ -551,7 +574,7 @@ class SourceWithParts(PretrainSource):
         """
 
     def _refuse_for_parts(self) -> None:
-        if self.prepare:
+        if self.has_corpus:
             if self.added:
                 raise ValueError(
                     "added keeps val and all tokens as they are, but prepare compares and splits all documents together; put new files "

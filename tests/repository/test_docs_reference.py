@@ -78,6 +78,7 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     build(pages.graph(2, 'prepare = ["dedup"]', root="prepared"), [f"corpus/{NAME}"])
     chats = tmp_path_factory.mktemp("chats")
     table = 'prepare = ["clean"]\nkeep = ["url"]\ncleaning = { mask = ["email"], skip = ["not_english", "language_error"] }\n'
+    table += 'steps = [{ where = "url is not None" }]\n'
     masked = corpus_registry(chats, {"masked": []}, table=table)
     (chats / "masked.jsonl").write_text(json.dumps({"text": f"{articles(1)[0]} ann@web.org", "url": "https://web.org"}) + "\n")
     prepare_corpus(masked, "masked", root=chats, processes=1)

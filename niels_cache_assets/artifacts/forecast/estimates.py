@@ -165,7 +165,7 @@ class Estimator:
     def _of_plan(self, artifact: PartsPlan) -> Estimate | None:
         """Make the plan in memory, and return the estimate of counting the documents that val_frac has not split yet."""
         source, plan, cost = artifact.source, self._make_plan(artifact), COSTS["plan"]
-        if plan is None or source.prepare or not source.seeded_val_frac:
+        if plan is None or source.has_corpus or not source.seeded_val_frac:
             return None
         counted = [file for group in plan.groups[source.parts == 1 :] if not group.val for file in group.listed]
         read = self._source_volume(artifact.name).scaled(self._share(artifact.name, counted))
@@ -215,9 +215,9 @@ class Estimator:
                 share = len(spec.corpus.parts[artifact.number]) / spec.corpus.meta["documents"]["kept"]
             else:
                 share = self._share(name, planned.files)
-            budget = budget and round(budget * share) if source.prepare else planned.train_tokens
+            budget = budget and round(budget * share) if source.has_corpus else planned.train_tokens
             return self._of_tokens("part", volume.scaled(share), spec, budget=budget)
-        if isinstance(artifact, PretrainCache) and not source.prepare and source.seeded_val_frac:
+        if isinstance(artifact, PretrainCache) and not source.has_corpus and source.seeded_val_frac:
             seconds_before = volume.read_seconds or 0.0  # of counting
         whole = self._of_tokens(spec.family, volume, spec, budget=budget, seconds_before=seconds_before)
         if plan is None:

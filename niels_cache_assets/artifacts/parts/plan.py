@@ -228,7 +228,7 @@ class PartsPlan(RootArtifact):
             "seed": self.build.seed,
             "made_of": as_recorded(work.identity),
             "fingerprint": work.fingerprint,
-            **({} if source.prepare else {"encoding": self._encoding()}),
+            **({} if source.has_corpus else {"encoding": self._encoding()}),
             **({"added_patterns": self._added_patterns} if source.added else {}),
             "groups": [group.entry for group in groups],
         }
@@ -252,7 +252,7 @@ class PartsPlan(RootArtifact):
         The first files of a data set with one part need none, because one process counts them.
         """
         share = self.source.seeded_val_frac
-        if not share or self.source.prepare or group.val or (not number and self.source.parts == 1):
+        if not share or self.source.has_corpus or group.val or (not number and self.source.parts == 1):
             return group
         work.log(f"counting documents in {format_count(len(group.listed), 'file')}, to split them by val_frac")
         stream = part_stream(self.source, group.listed, revision=group.revision, text_field=group.text_field)
@@ -353,7 +353,7 @@ class PartsPlan(RootArtifact):
         files = source.list_files(revision, group=number, hashed=hashed)
         table: Any = source.added[number - 1] if number else source
         budgets: dict[str, int | None] = {"train_tokens": table.train_tokens, "val_tokens": None if number else source.val_tokens}
-        if source.prepare:  # budgets apply to the joined corpus
+        if source.has_corpus:  # budgets apply to the joined corpus
             budgets = dict.fromkeys(budgets)
         own = source.revision_of_files(number, revision) if hashed else revision
         if hashed and text_field is None:

@@ -41,7 +41,7 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
     @property
     def is_of_corpus(self) -> bool:
         """Whether the parts are those of the corpus, and not those of a plan."""
-        return bool(self.spec.source.prepare)
+        return self.spec.source.has_corpus
 
     @property
     def planned_by(self) -> str:

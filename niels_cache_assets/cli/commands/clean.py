@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.parallel import map_in_processes
-from niels_cache_assets.base.reasons import explain, reasons_of
+from niels_cache_assets.base.reasons import explain, reasons_of, row_of
 from niels_cache_assets.base.wording import format_count, format_share
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least, option
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, integer_at_least, option, raise_invalid
 from niels_cache_assets.cli.console import diagnostics, display, excerpt, new_table, print_facts, title_of
 from niels_cache_assets.cli.overrides import parse_value
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
@@ -47,7 +47,8 @@ COMMAND = Command(
         option(
             "-n", "N", "examples to print for each reason (default: 3 with --dropped or --reason)", dest="count", type=integer_at_least(0)
         ),
-        option("--reason", "REASON", "only print examples of this reason", choices=reasons_of("cleaning", "reading")),
+        option("--reason", "REASON", "only print examples of this reason"),
+        option("--steps-of", "NAME", "also run the steps of this data set"),
         option("--limit", "N", "only read the first N documents", type=integer_at_least(1)),
         option("--text-field", "FIELD", "text field of rows (default: text, else the only possible field)"),
         option(
@@ -78,7 +79,7 @@ configuration.""",
   niels-cache clean --dropped wikipedia                        what a build dropped
 
 docs/drop_reasons.md says what each reason means and what to do; docs/cleaning.md explains the thresholds.""",
-    offers={"dropped": PRETRAIN},
+    offers={"dropped": PRETRAIN, "steps_of": PRETRAIN, "reason": reasons_of("cleaning", "reading")},
 )
 
 
@@ -88,6 +89,8 @@ def run(arguments: argparse.Namespace) -> None:
 
     if bool(arguments.files) == bool(arguments.dropped):
         raise NielsCacheError(f"{WHERE}: clean takes FILE ... to clean, or --dropped NAME of a built data set")
+    if arguments.reason is not None and row_of(arguments.reason) is None:
+        raise_invalid("--reason", "unknown value", arguments.reason, reasons_of("cleaning", "reading"))
     if arguments.count is None:
         arguments.count = EXAMPLES if arguments.reason or arguments.dropped else 0
     registry, root = open_registry(arguments)
@@ -123,7 +126,10 @@ def _clean_files(arguments: argparse.Namespace, registry: Registry) -> None:
     from niels_cache_assets.corpus.chunks import CorpusCounts
 
     settings = _thresholds(arguments)
-    sources = sources_of(arguments.files, text_field=arguments.text_field)
+    steps = registry.pretrain[arguments.steps_of].steps if arguments.steps_of in registry.pretrain else ()
+    if arguments.steps_of and not steps:
+        raise NielsCacheError(f"{WHERE}: --steps-of {arguments.steps_of}: this data set has no steps in {registry.origin}")
+    sources = [each.model_copy(update={"steps": steps}) for each in sources_of(arguments.files, text_field=arguments.text_field)]
     outcome = CorpusCounts(report=CleaningReport(registry.build.seed))
     with diagnostics().status("cleaning") as status:  # shown only in a terminal
         for _ in _clean(sources, settings, limit=arguments.limit, seed=registry.build.seed, outcome=outcome):

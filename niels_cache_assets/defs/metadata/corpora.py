@@ -33,7 +33,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
         format_count(meta["words"], "word"),
     ]
     tokens = estimated_tokens(meta["characters"]["after"])
-    keys = ("prepare", "cleaning", "languages", "source", "facts", "dataset_revision", "fingerprint")
+    keys = ("prepare", "steps", "cleaning", "languages", "source", "facts", "dataset_revision", "fingerprint")
     state = state_of(outcome)
     if outcome.state == "built":
         characters = meta["characters"]["before"] - outcome.resumed  # only characters of this run, because `seconds` covers only this run
@@ -46,7 +46,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
         "documents": documents["kept"],
         "bytes": size,
         "reasons": reasons_table(reasons(meta, meta["dropped"])),
-        "made_from": json_entry({key: meta[key] for key in keys}),
+        "made_from": json_entry({key: meta[key] for key in keys if key in meta}),
         "files": files_list(meta["files"]),
         "content_sha256": meta["content_sha256"],
         **recorded_at(outcome),

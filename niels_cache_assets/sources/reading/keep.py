@@ -15,17 +15,17 @@ from pydantic import Field, field_validator
 from niels_cache_assets.sources.reading.columns import require_columns
 from niels_cache_assets.sources.reading.files import valid_unicode
 from niels_cache_assets.sources.reading.where import RowCondition, parse_condition
+from niels_cache_assets.sources.step_use import KeptColumns
 from niels_cache_assets.sources.types import Siblings, Source
 from niels_cache_runtime.errors import NielsCacheError
 
-EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each text export, so kept columns cannot have these names
 MAX_CHARACTERS = 8192  # maximum length of the kept values of a row
 
 
 class HasColumns(Source):
     """The keys that name columns of rows."""
 
-    keep: tuple[str, ...] = Field((), strict=False)
+    keep: KeptColumns = Field((), strict=False)
     """Columns to keep in the corpus, the lineage, `trace` and `export text`, such as ["url", "score"]"""
     where: str | None = Field(
         None, description='A condition on columns that each row must meet, such as "int_score >= 3 and language_score > 0.9"'
@@ -47,18 +47,6 @@ class HasColumns(Source):
         """The parsed condition, or None if all rows are kept."""
         return None if self.where is None else parse_condition(self.where)
 
-    @field_validator("keep")
-    @classmethod
-    def _are_columns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if not name:
-                raise ValueError("keep holds an empty name; write the names of columns")
-            if name in EXPORTED:
-                raise ValueError(f"{name!r} is the name of a column that exports of text have already; leave it out")
-        if len(set(value)) != len(value):
-            raise ValueError("keep names a column twice")
-        return value
-
     def kept_of(self, values: Mapping[str, Any], file: str, row: int) -> str | None:
         """Return the kept values of a row as JSON, or None without `keep`.
 
@@ -74,21 +62,7 @@ class HasColumns(Source):
         """
         if not self.keep:
             return None
-        kept = {name: values.get(name) for name in self.keep}
-        try:
-            text = _encode_finite(kept)
-        except RecursionError as error:
-            raise NielsCacheError(f"{file}: row {row}: keep: the values are nested too deeply; leave the column out") from error
-        except _BinaryError as error:
-            named = next(name for name in self.keep if _holds_bytes(kept[name]))
-            raise NielsCacheError(f"{file}: row {row}: keep: the column {named!r} holds binary data; leave it out") from error
-        if len(text) > MAX_CHARACTERS:
-            longest = max(self.keep, key=lambda name: len(_encode_finite(kept[name])))
-            raise NielsCacheError(
-                f"{file}: row {row}: keep: the values have {len(text):,} characters, most of them in {longest!r}; "
-                f"at most {MAX_CHARACTERS:,} can stay with a document, so leave this column out"
-            )
-        return valid_unicode(text)
+        return encode_kept({name: values.get(name) for name in self.keep}, file, row)
 
     def require_columns(self, columns: Iterable[str], where: str) -> None:
         """Check that the columns of `where`, `keep` and `id_field` exist.
@@ -105,16 +79,34 @@ class HasColumns(Source):
             require_columns(key, key_columns, columns, where)
 
 
+def encode_kept(kept: Mapping[str, Any], file: str, row: int) -> str:
+    """Return the kept values of a row as JSON. See `HasColumns.kept_of`."""
+    try:
+        text = _encode_finite(kept)
+    except RecursionError as error:
+        raise NielsCacheError(f"{file}: row {row}: keep: the values are nested too deeply; leave the column out") from error
+    except _BinaryError as error:
+        named = next(name for name, value in kept.items() if _holds_bytes(value))
+        raise NielsCacheError(f"{file}: row {row}: keep: the column {named!r} holds binary data; leave it out") from error
+    if len(text) > MAX_CHARACTERS:
+        longest = max(kept, key=lambda name: len(_encode_finite(kept[name])))
+        raise NielsCacheError(
+            f"{file}: row {row}: keep: the values have {len(text):,} characters, most of them in {longest!r}; "
+            f"at most {MAX_CHARACTERS:,} can stay with a document, so leave this column out"
+        )
+    return valid_unicode(text)
+
+
 def kept_columns(source: Source, tables: Siblings) -> tuple[str, ...]:
-    """Return the columns that stay with the documents of a data set. Those of a mixture are the columns of all members.
+    """Return the columns that stay with the documents of a data set, also those of its steps. Those of a mixture are those of all members.
 
     Args:
         source: The table of the data set.
         tables: The pretrain tables of the configuration, by name.
     """
     members = (tables[name] for name in getattr(source, "members", ()) if name in tables)
-    columns = (*getattr(source, "keep", ()), *(name for member in members for name in getattr(member, "keep", ())))
-    return tuple(dict.fromkeys(columns))
+    with_steps = [each for table in (source, *members) for each in (table, *getattr(table, "steps", ()))]
+    return tuple(dict.fromkeys(name for each in with_steps for name in getattr(each, "keep", ())))
 
 
 def kept_values(text: str | None) -> dict[str, Any]:

@@ -1,0 +1,308 @@
+"""The chain of steps of a data set: the shipped cleaning, the user's steps, and conditions on the columns that these return.
+
+A step sees one document, or a batch whose division must not matter. So the result for a document depends only on this document, and any
+process may run the chain. A document that a step drops goes no further. A call costs a microsecond beside the step itself. If the steps run
+in worker processes, each call is marked before it begins, so that the parent can name and end a call that hangs.
+"""
+
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+from niels_cache_assets.base.documents import Document, describe_origin
+from niels_cache_assets.base.fingerprint import Identity
+from niels_cache_assets.cleaning import load_cleaning
+from niels_cache_assets.cleaning.report import EXCERPT_CHARACTERS, CleaningReport, RejectedDocument
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.sources.reading.files import valid_unicode
+from niels_cache_assets.sources.reading.keep import encode_kept, kept_values
+from niels_cache_assets.sources.reading.where import RowCondition, parse_condition
+from niels_cache_assets.sources.step_use import CLEANING, StepUse
+from niels_cache_assets.sources.types import PretrainSource
+from niels_cache_assets.steps.identity import is_stateful, load_step, steps_identity
+from niels_cache_assets.steps.step import Drop
+from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate
+from niels_cache_runtime.errors import NielsCacheError
+
+DROPPED, FAILED, TOO_SLOW = "step", "step_failed", "step_too_slow"  # drop reasons, before the name of the step
+_REASON = re.compile(r"[\w ,.()/-]{1,80}")
+_FIELDS = ("text", "title", "source_id", "file", "row")  # columns of a batch
+
+Outcome = Document | RejectedDocument
+SkippedCall = tuple[int, int]  # the numbers of a call, as CallMark has them
+
+
+@dataclass(kw_only=True)
+class ChainRun:
+    """The state of one run of a chain over some documents.
+
+    Attributes:
+        report: The counts.
+        outcomes: The documents, or their rejections. Steps replace them.
+        columns: The columns that steps have returned, by the index of the document.
+        mark: Called before each call of a user's step; see `base.parallel.CallMark`.
+        skipped: Calls that took too long when these documents ran before.
+        batch: The most documents of a batch.
+    """
+
+    report: CleaningReport
+    outcomes: list[Outcome]
+    columns: dict[int, dict[str, Any]] = field(default_factory=dict)
+    mark: Callable[[int, int, float], None] = lambda place, step, seconds: None
+    skipped: Sequence[SkippedCall] = ()
+    batch: int = 256
+
+    def documents(self) -> Iterator[tuple[int, Document]]:
+        """Yield the documents that are left, with their indices."""
+        return ((place, each) for place, each in enumerate(self.outcomes) if isinstance(each, Document))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentChain:
+    """The chain of a data set. It can be pickled; each process loads the steps once.
+
+    Attributes:
+        source: The table of the data set.
+        cleaning: The settings of cleaning. None: documents are not cleaned.
+        identity: `steps_identity` of the build. A process that finds other code stops. None: the code is not compared.
+    """
+
+    source: PretrainSource
+    cleaning: CleaningSettings | None
+    identity: Identity | None = None
+
+    def run(self, documents: Sequence[Document], report: CleaningReport, **state: Any) -> list[Outcome]:
+        """Return the final document or the rejection of each document.
+
+        Args:
+            documents: The documents.
+            report: Counts the results.
+            **state: Further fields of ChainRun.
+
+        Raises:
+            NielsCacheError: If a step fails. The message names the document and the step.
+        """
+        run = ChainRun(report=report, outcomes=list(documents), **state)
+        for _ in self.each_step(run):
+            pass
+        return run.outcomes
+
+    def each_step(self, run: ChainRun) -> Iterator[str]:
+        """Run the chain, and yield the title of each step after it has run."""
+        is_counted = False
+        for each in self._steps:
+            left = [place for place, _ in run.documents()]
+            each.run(run)
+            for place in left if is_counted else ():
+                outcome = run.outcomes[place]
+                if isinstance(outcome, RejectedDocument):
+                    run.report.reject(outcome, place=place)
+            is_counted = is_counted or isinstance(each, _Cleaning)  # which counts all documents
+            yield each.title
+        keep = [name for use in self.source.steps for name in use.keep]
+        for place, document in run.documents() if keep else ():
+            values = run.columns.get(place, {})
+            kept = {**kept_values(document.kept), **{name: values.get(name) for name in keep}}
+            run.outcomes[place] = document._replace(kept=encode_kept(kept, document.file, document.row))
+
+    def skip_call(self, documents: Sequence[Document], place: int, step: int, *, has_ended: bool) -> SkippedCall:
+        """Return the call of a step with these numbers, to be skipped. See `base.parallel.WatchedWork`."""
+        use, first = self.source.steps[step], place if place >= 0 else -1 - place
+        call = f"{describe_origin(documents[first])}{'' if place >= 0 else ' and later documents'}: step {use.title}"
+        if has_ended:
+            raise NielsCacheError(f"{call}: its process has ended (out of memory?)")
+        if use.on_error == "stop" or is_stateful(self.source):
+            limit = f"{use.seconds_per_document:g} seconds"
+            raise NielsCacheError(f'{call}: took longer than {limit}; raise seconds_per_document, or set on_error = "drop"')
+        return place, step
+
+    @cached_property
+    def _steps(self) -> "list[_Cleaning | _UserStep | _Condition]":
+        uses = self.source.steps
+        if self.identity is not None and self.identity != steps_identity(self.source):
+            raise NielsCacheError("steps: the code of a step has changed since the build began; run it again")
+        steps = [_step_of(number, use, self) for number, use in enumerate(uses)]
+        return steps if any(isinstance(each, _Cleaning) for each in steps) else [_Cleaning(self), *steps]
+
+
+def _step_of(number: int, use: StepUse, chain: DocumentChain) -> "_Cleaning | _UserStep | _Condition":
+    if use.is_code:
+        return _UserStep(number, use)
+    return _Cleaning(chain) if use.where is None else _Condition(parse_condition(use.where))
+
+
+class _Cleaning:
+    """The shipped cleaning. Without settings, it only makes sure that documents can be written."""
+
+    title = CLEANING
+
+    def __init__(self, chain: DocumentChain) -> None:
+        self._chain = chain
+
+    def run(self, run: ChainRun) -> None:
+        for place, outcome in enumerate(run.outcomes):
+            if isinstance(outcome, Document):
+                run.outcomes[place] = self._clean(outcome, run.report)
+            else:
+                run.report.add(outcome)
+
+    def _clean(self, document: Document, report: CleaningReport) -> Outcome:
+        if self._chain.cleaning is not None:
+            return _cleaner(self._chain.cleaning, self._chain.source.gives_plain_text(document)).clean(document, report)
+        named = with_writable_names(document)
+        outcome: Outcome = named
+        if has_lone_surrogate(document.text):
+            outcome = RejectedDocument(named._replace(text=valid_unicode(document.text[:EXCERPT_CHARACTERS])), INVALID_UNICODE, None)
+        report.add(outcome)
+        return outcome
+
+
+class _Condition:
+    """A condition on columns."""
+
+    title = "where"
+
+    def __init__(self, condition: RowCondition) -> None:
+        self._condition = condition
+
+    def run(self, run: ChainRun) -> None:
+        known = {name for columns in run.columns.values() for name in columns}
+        for place, document in run.documents():
+            values = {**kept_values(document.kept), **run.columns.get(place, {})}
+            if known and (missing := {*self._condition.columns} - known - values.keys()):
+                raise NielsCacheError(
+                    f"steps: where: no step before returns the column {min(missing)!r}; they return {', '.join(sorted(known))}"
+                )
+            if reason := self._condition.problem(values):
+                run.outcomes[place] = RejectedDocument(document, reason, None)
+
+
+class _UserStep:
+    """A step of the user, loaded."""
+
+    def __init__(self, number: int, use: StepUse) -> None:
+        self.title, self._number, self._use = use.title, number, use
+        target = load_step(use)
+        self._is_batch = getattr(target, "batch", False)
+        try:
+            self._call = target(**use.settings) if isinstance(target, type) else partial(target, **use.settings) if use.settings else target
+        except Exception as error:
+            raise NielsCacheError(f"step {self.title}: cannot be created: {_describe_error(error)}") from error
+        if not callable(self._call):
+            raise NielsCacheError(f"step {self.title}: the class has no __call__(self, document); add it")
+
+    def run(self, run: ChainRun) -> None:
+        documents, size = [*run.documents()], run.batch if self._is_batch else 1
+        for start in range(0, len(documents), size):
+            self._run_group(documents[start : start + size], run)
+        run.mark(0, 0, 0)
+
+    def _run_group(self, group: Sequence[tuple[int, Document]], run: ChainRun) -> None:
+        """Run the step for some documents together: for one document, unless the step takes batches."""
+        count, (first, document) = len(group), group[0]
+        call = (first if count == 1 else -1 - first, self._number)
+        if call in run.skipped:
+            if count == 1:
+                run.outcomes[first] = RejectedDocument(document, f"{TOO_SLOW}:{self.title}", None)
+            else:
+                self._run_singly(group, run)
+            return
+        run.mark(*call, self._use.seconds_per_document * count)
+        try:
+            results = self._call_with_batch([each for _, each in group]) if self._is_batch else (self._call(document),)
+            for (place, each), result in zip(group, results, strict=True):
+                if result is not each:
+                    run.outcomes[place] = self._outcome(each, result, run.columns.setdefault(place, {}))
+        except (Exception, SystemExit) as error:
+            if count > 1:
+                self._run_singly(group, run)  # finds the document
+            problem = (
+                f"{describe_origin(document)}{'' if count == 1 else ' and later documents'}: step {self.title}: {_describe_error(error)}"
+            )
+            if self._use.on_error == "stop":
+                raise NielsCacheError(problem) from error
+            if count == 1:
+                run.outcomes[first] = RejectedDocument(document, f"{FAILED}:{self.title}", None)
+
+    def _run_singly(self, group: Sequence[tuple[int, Document]], run: ChainRun) -> None:
+        for each in group:
+            self._run_group([each], run)
+
+    def _call_with_batch(self, documents: Sequence[Document]) -> list[Any]:
+        """Return the result for each document, as a step without batches would return it."""
+        import pyarrow as pa
+
+        columns = {name: pa.array([getattr(each, name) for each in documents]) for name in _FIELDS}
+        columns["title"] = columns["title"].cast(pa.string())  # of nulls alone
+        returned = self._call(pa.RecordBatch.from_pydict(columns))
+        names = returned.schema.names if hasattr(returned, "schema") else [*returned]
+        values = {name: _python(returned[name]) for name in names}
+        if wrong := [name for name, column in values.items() if len(column) != len(documents)]:
+            raise _ResultError(f"the column {wrong[0]!r} has {len(values[wrong[0]])} values for {len(documents)} documents")
+        reasons = values.pop("drop", [None] * len(documents))
+        return [Drop(reason) if reason is not None else {name: values[name][row] for name in values} for row, reason in enumerate(reasons)]
+
+    def _outcome(self, document: Document, result: Any, columns: dict[str, Any]) -> Outcome:
+        """Return what a result means for a document, and add the columns that it has."""
+        if isinstance(result, Document):
+            if result[1:4] != document[1:4] or result[5:] != document[5:]:
+                raise _ResultError("it changes more than text and title; return document._replace(text=...)")
+            return _checked(result)
+        if result is None:
+            return RejectedDocument(document, f"{DROPPED}:{self.title}", None)
+        if isinstance(result, Drop):
+            if not isinstance(result.reason, str) or not _REASON.fullmatch(result.reason):
+                raise _ResultError(f"the reason {result.reason!r:.80} is not a short text of letters, digits and blanks")
+            return RejectedDocument(document, f"{DROPPED}:{self.title}:{result.reason}", result.value)
+        if not isinstance(result, Mapping):
+            raise _ResultError(f"it returns a {type(result).__name__}; return a Document, None, Drop or a dict of columns")
+        changed = {name: result[name] for name in ("text", "title") if name in result}
+        found = {str(name): _python(value) for name, value in result.items() if name not in changed}
+        if missing := [name for name in self._use.keep if name not in found]:
+            raise _ResultError(f"it returns no column {missing[0]!r}, which keep names, but {', '.join(found) or 'none'}")
+        columns.update(found)
+        return _checked(document._replace(**changed)) if changed else document
+
+
+class _ResultError(Exception):
+    """A result that a step must not return."""
+
+
+def _checked(document: Document) -> Document:
+    if type(document.text) is not str or not (document.title is None or type(document.title) is str):
+        raise _ResultError("text and title must be str (title may be None)")
+    if has_lone_surrogate(document.text) or has_lone_surrogate(document.title or ""):
+        raise _ResultError("the text or title contains a lone surrogate, which cannot be written as UTF-8")
+    return document
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return an error and the line that raised it, in one line."""
+    if isinstance(error, _ResultError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((frame for frame in reversed(frames) if frame.filename != __file__), None)
+    where = f" ({last.filename}:{last.lineno})" if last else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.300}{where}"
+
+
+def _python(value: Any) -> Any:
+    """Return a scalar or a column of Arrow or numpy as a Python value."""
+    for name in ("as_py", "to_pylist", "tolist"):
+        if hasattr(value, name):
+            return getattr(value, name)()
+    return value
+
+
+@lru_cache(maxsize=2)  # one cleaner for plain text, one for markup
+def _cleaner(settings: CleaningSettings, plain_text: bool) -> Any:
+    return load_cleaning("chain").Cleaner(settings, plain_text=plain_text)
+
+
+def with_writable_names(document: Document) -> Document:
+    """Return a document whose title, id and file name can be written as UTF-8."""
+    title = None if document.title is None else valid_unicode(document.title)
+    return document._replace(source_id=valid_unicode(document.source_id), file=valid_unicode(document.file), title=title)
