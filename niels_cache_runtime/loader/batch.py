@@ -232,7 +232,7 @@ class BatchMaker:
             cu = cu_seqlens(boundaries, rows=n, T=self._T)
             optional |= self._document_fields(cu, boundaries, rows.padding, n)
             if self._cp_size > 1:
-                places = self._send(places_of_cp_rank(cu, cp_rank=self._cp_rank, cp_size=self._cp_size))
+                places = places_of_cp_rank(cu, cp_rank=self._cp_rank, cp_size=self._cp_size).reshape(n, self._T // self._cp_size)
         targets = rows.targets
         if rows.ignored is not None:  # first tokens of documents are among them
             if self.weights is not None:
@@ -255,10 +255,14 @@ class BatchMaker:
                 optional["y_masked"] = torch.where(self._send(targets), y, IGNORE_INDEX)
         optional |= {"x": x, "y": y}
         if places is not None:
-            optional |= {
-                name: optional[name].flatten()[places].view(n, self._T // self._cp_size) for name in _OF_INPUTS if name in optional
-            }
+            own = self._send(places)
+            optional |= {name: self._take(optional[name], own) for name in _OF_INPUTS if name in optional}
         return Batch(**optional)
+
+    def _take(self, values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        if self._device.type == "cpu":  # numpy on the calling thread: see cache/gather.py
+            return torch.from_numpy(values.numpy().take(places.numpy()))
+        return values.take(places)
 
     def _document_fields(self, cu: Int32s, boundaries: DocumentStarts, padding: Ints | None, n: int) -> dict[str, Any]:
         tensors: dict[str, Any] = {}
