@@ -4,7 +4,7 @@ A run is drawn from its number. A new setting of the loader is a line of `SETTIN
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_runtime import Blocks, TokenLoader
+from niels_cache_runtime import BestFit, Blocks, Phase, PhasedLoader, TokenLoader
 from niels_cache_runtime.format.layout import doc_ends_name
-from tests.helpers.hand_made import ASST, EOT, USR, write_meta_of, write_pair, write_shards, write_stream
+from niels_cache_runtime.loader.documents import places_of_cp_rank
+from tests.helpers.hand_made import ASST, EOT, USR, rewrite_meta, write_meta_of, write_pair, write_shards, write_stream
 
 # What a run keeps, and the values that it may have.
 SETTINGS: dict[str, tuple[Any, ...]] = {
@@ -25,7 +26,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "seed": (0, 7, 2**64 - 1),
     "shuffle": (True, True, True, False),
     "order": ("split", "split", Blocks(shards=1), Blocks(shards=2, lanes=2), Blocks(shards=3, lanes=6)),
-    "packing": (None, "best_fit"),
+    "packing": (None, "best_fit", BestFit(bos_on_pieces=True), BestFit(pad_documents_to=8)),
     "weights": ({"notes": 1}, {"notes": 1}, {"notes": 3, "chats": 1}, {"more": 1, "notes": 1}, {"notes": 2, "more": 1, "chats": 1}),
     "epochs": (None, None, 1, 2),
     "mask_cross_document_targets": (False, True),
@@ -34,9 +35,18 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "mask_repetitive": (None, (2, 3)),
 }
 # What each leg of a run, from one stop to the next, has of its own.
-CHANGES: dict[str, tuple[Any, ...]] = {"B": (1, 2, 5), "world_size": (1, 2, 3, 4)}
+CHANGES: dict[str, tuple[Any, ...]] = {"B": (1, 2, 5), "world_size": (1, 2, 3, 4), "cp_size": (1, 2, 4)}
+# What each phase of a run in phases has of its own.
+PHASES: dict[str, tuple[Any, ...]] = {
+    "T": (5, 8, 24),
+    "packing": (None, "best_fit", BestFit(bos_on_pieces=True)),
+    "weights": ({"notes": 2, "more": 1}, {"notes": 1, "more": 1}),
+    "tokens": (300, 500),
+}
+OF_PHASES = ("seed", "shuffle", "mask_cross_document_targets", "loss_weights", "goldfish", "mask_repetitive")  # of SETTINGS
 FIELDS = ("document_ids", "position_ids", "cu_seqlens", "weights", "dataset_ids")
-ROW_FIELDS = ("x", "y", "y_masked", "document_ids", "position_ids", "weights", "dataset_ids")
+ROW_FIELDS = ("x", "y", "y_masked", "document_ids", "position_ids", "weights")
+IDS = {"sys": None, "usr": None, "asst": None, "eot": EOT, "bos": 4}
 Row = dict[str, torch.Tensor]
 
 
@@ -55,7 +65,8 @@ class Leg:
     stage: int
 
 
-def draw_run(number: int) -> tuple[dict[str, Any], list[Leg]]:
+def draw_run(number: int) -> tuple[dict[str, Any], list[Leg], list[dict[str, Any]]]:
+    """Return the settings, legs and phases of a run."""
     generator = torch.Generator().manual_seed((number + 1) * 0x9E3779B97F4A7C15 % 2**63)
 
     def below(count: int) -> int:
@@ -65,8 +76,13 @@ def draw_run(number: int) -> tuple[dict[str, Any], list[Leg]]:
         return {name: values[below(len(values))] for name, values in choices.items()}
 
     settings, grows = draw(SETTINGS), below(2)
+    pads = isinstance(settings["packing"], BestFit) and settings["packing"].pad_documents_to
+    if pads:
+        settings |= {"T": (8, 40)[below(2)], "weights": {"notes": 2, "more": 1}}
+    settings["max_documents"] = below(2) * 3 or None if settings["packing"] and "chats" not in settings["weights"] else None
     stages = np.cumsum([0, *(grows * below(2) for _ in range(2))]).tolist()
-    return settings, [Leg(changes=draw(CHANGES), steps=1 + below(14), stage=stage) for stage in stages]
+    legs = [Leg(changes=draw(CHANGES) | ({} if pads else {"cp_size": 1}), steps=1 + below(14), stage=stage) for stage in stages]
+    return settings, legs, [draw(PHASES) for _ in range(1 + below(3))]
 
 
 def write_notes(folder: Path, parts: int) -> str:
@@ -85,7 +101,8 @@ def write_notes(folder: Path, parts: int) -> str:
         shards += own
     write_shards(folder / "train", [shard.tolist() for shard in shards])
     np.save(folder / doc_ends_name("train"), ends.astype(np.uint64))
-    write_meta_of(folder, kind="pretrain", append_eot=True, shard_bytes=128, train_tokens=int(ends[-1]), parts=entries)
+    counts = {"train_tokens": int(ends[-1]), "shard_bytes": 128}
+    write_meta_of(folder, kind="pretrain", append_eot=True, parts=entries, special_token_ids=IDS, **counts)
     return str(folder / "train")
 
 
@@ -101,6 +118,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         shard_tokens=100,
         doc_ends=lengths.cumsum().tolist(),
     )
+    rewrite_meta(Path(more).parent, special_token_ids=IDS)
     chats = root / "cache" / "sft" / "chats"
     write_pair(chats, "train", [[USR, 20, EOT, ASST, *range(10, 12 + 3 * number), EOT] for number in range(9)])
     write_pair(chats, "val", [])
@@ -109,25 +127,45 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return [fixed | {"notes": write_notes(root / f"stage {stage}" / "pretrain" / "notes", stage + 1)} for stage in range(3)]
 
 
-def take(loader: TokenLoader, steps: int) -> Iterator[tuple[int, Row]]:
-    """Yield the samples of the next steps, with their numbers. A pass that ends is followed by the next one."""
+def take(loaders: Sequence[Any], steps: int) -> Iterator[tuple[int, Row]]:
+    """Yield the samples of the next steps, with their numbers. A pass that ends is followed by the next one.
+
+    Args:
+        loaders: One loader, or those of all ranks of context parallelism.
+        steps: The number of steps.
+    """
+    loader = loaders[0]
     end = loader.step + steps
     while loader.step < end:
-        for batch in loader:
-            numbers = loader._steps.find(loader.position, loader.step - 1, rank=loader.rank).tolist()
-            check_fields(batch)
-            present = [name for name in ROW_FIELDS if name in batch]
-            yield from ((number, {name: batch[name][row] for name in present}) for row, number in enumerate(numbers))
+        for batches in zip(*loaders, strict=True):
+            if loader.step > end:  # the last batch of a phase had no row for this rank
+                break
+            if isinstance(loader, PhasedLoader):
+                numbers = loader.trace(loader.step - 1, rank=loader._loaders[0].rank).samples.tolist()
+            else:
+                numbers = loader._steps.find(loader.position, loader.step - 1, rank=loader.rank).tolist()
+            found = join(batches)
+            yield from ((number, {name: rows[row] for name, rows in found.items()}) for row, number in enumerate(numbers))
             if loader.step >= end:
                 break
 
 
-def check_fields(batch: Any) -> None:
-    starts = (batch.position_ids.flatten() == 0).nonzero().flatten().tolist()
-    assert batch.cu_seqlens.tolist() == [*starts, batch.x.numel()]
-    assert batch.max_seqlen == batch.cu_seqlens.diff().max()
-    assert torch.equal(batch.weights == 0, batch.y_masked == -100)
-    assert torch.equal(torch.where(batch.y_masked == -100, batch.y, batch.y_masked), batch.y)
+def join(batches: Sequence[Any]) -> Row:
+    """Return the fields of a batch that the ranks of context parallelism share, and check that they fit together."""
+    batch, T = batches[0], sum(own.x.shape[1] for own in batches)
+    cu = np.unique(batch.cu_seqlens if batch.cu_seqlens_padded is None else batch.cu_seqlens_padded)
+    rows = {"dataset_ids": batch.dataset_ids} if "dataset_ids" in batch else {}
+    for name in ROW_FIELDS:
+        rows[name] = torch.empty(len(batch.x), T, dtype=batch[name].dtype)
+        for cp_rank, own in enumerate(batches):
+            places = slice(None) if len(batches) == 1 else places_of_cp_rank(cu, cp_rank=cp_rank, cp_size=len(batches))
+            rows[name].view(-1)[places] = own[name].flatten()
+    starts = (rows["position_ids"].flatten() == 0).nonzero().flatten().tolist()
+    assert cu.tolist() == [*starts, rows["x"].numel()]
+    assert batch.max_seqlen in (T, np.diff(cu).max())
+    assert torch.equal(rows["weights"] == 0, rows["y_masked"] == -100)
+    assert torch.equal(torch.where(rows["y_masked"] == -100, rows["y"], rows["y_masked"]), rows["y"])
+    return rows
 
 
 def same(rows: Iterable[Row], others: Iterable[Row]) -> bool:
@@ -138,24 +176,57 @@ def same(rows: Iterable[Row], others: Iterable[Row]) -> bool:
 @pytest.mark.parametrize("numbers", [range(6), pytest.param(range(6, 306), marks=pytest.mark.torture)], ids=["6 runs", "300 runs"])
 def test_a_run_that_stops_and_goes_on_reads_what_one_without_a_stop_reads(stages: list[dict[str, str]], numbers: range) -> None:
     for number in numbers:
-        settings, legs = draw_run(number)
+        settings, legs, _ = draw_run(number)
         sources = [{name: folders[name] for name in settings["weights"]} for folders in stages]
         seen: dict[int, Row] = {}
         open_rank: Any = partial(TokenLoader, **settings, fields=FIELDS)
         for leg in legs:
-            ranks = [open_rank(sources[leg.stage], **leg.changes, rank=rank) for rank in range(leg.changes["world_size"])]
-            before = len(seen)
-            for loader in ranks:
-                for sample, row in take(loader, leg.steps):
-                    assert sample not in seen, number
-                    seen[sample] = row
-            assert sorted(seen) == list(range(ranks[0].samples)), (number, settings, legs)
-            assert len(seen) > before
-            state = json.loads(json.dumps(ranks[number % len(ranks)].state_dict()))
+            open_leg = partial(open_rank, sources[leg.stage], **leg.changes)
+            ranks = [
+                [open_leg(rank=rank, cp_rank=cp_rank) for cp_rank in range(leg.changes["cp_size"])]
+                for rank in range(leg.changes["world_size"])
+            ]
+            read_leg(ranks, leg, seen, number)
+            state = json.loads(json.dumps(ranks[number % len(ranks)][-1].state_dict()))
             open_rank = partial(TokenLoader.from_state, state, grown=True)
         rows = [seen[sample] for sample in range(len(seen))]
-        whole_run = ranks[0].as_dataset(len(rows))
-        assert same(rows, whole_run.__getitems__([*range(len(rows))])), (number, settings, legs)
+        if legs[-1].changes["cp_size"] == 1:
+            whole_run = ranks[0][0].as_dataset(len(rows))
+            assert same(rows, whole_run.__getitems__([*range(len(rows))])), (number, settings, legs)
         if legs[-1].stage == legs[0].stage:
             whole = TokenLoader(sources[0], **settings, B=7, fields=FIELDS)
-            assert same(rows, (row for _, row in islice(take(whole, len(rows)), len(rows)))), (number, settings, legs)
+            assert same(rows, (row for _, row in islice(take([whole], len(rows)), len(rows)))), (number, settings, legs)
+
+
+def read_leg(ranks: list[list[Any]], leg: Leg, seen: dict[int, Row], number: int) -> None:
+    """Read a leg on all ranks, and add its samples to those that were seen. All samples up to here must be there, each once."""
+    before = len(seen)
+    for loaders in ranks:
+        for sample, row in take(loaders, leg.steps):
+            assert sample not in seen, number
+            seen[sample] = row
+    loader = ranks[0][0]
+    of_phases = loader._loaders if isinstance(loader, PhasedLoader) else [loader]
+    assert sorted(seen) == list(range(sum(each.samples for each in of_phases))), number
+    assert len(seen) > before
+
+
+@pytest.mark.parametrize("numbers", [range(1), pytest.param(range(1, 101), marks=pytest.mark.torture)], ids=["1 run", "100 runs"])
+def test_a_run_in_phases_that_stops_and_goes_on_reads_what_one_without_a_stop_reads(stages: list[dict[str, str]], numbers: range) -> None:
+    sources = {name: stages[2][name] for name in ("notes", "more")}
+    for number in numbers:
+        settings, legs, phases = draw_run(number)
+        phases[-1]["tokens"] = None
+        common = {name: settings[name] for name in OF_PHASES} | {"fields": FIELDS, "lot_tokens": 80, "lanes": 1 + number % 3}
+        seen: dict[int, Row] = {}
+        state = None
+        for leg in legs:
+            own, world_size = [Phase(**phase, B=leg.changes["B"]) for phase in phases], leg.changes["world_size"]
+            ranks = [PhasedLoader(sources, phases=own, rank=rank, world_size=world_size, **common) for rank in range(world_size)]
+            for loader in ranks if state else []:
+                loader.load_state_dict(state)
+            read_leg([[loader] for loader in ranks], leg, seen, number)
+            state = json.loads(json.dumps(ranks[0].state_dict()))
+        whole = PhasedLoader(sources, phases=[Phase(**phase, B=7) for phase in phases], **common)
+        rows = (row for _, row in islice(take([whole], len(seen)), len(seen)))
+        assert same((seen[sample] for sample in range(len(seen))), rows), number
