@@ -29,6 +29,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 DROPPED, FAILED, TOO_SLOW = "step", "step_failed", "step_too_slow"  # drop reasons, before the name of the step
 _REASON = re.compile(r"[\w ,.()/-]{1,80}")
+_MOST_REASONS = 100
 _FIELDS = ("text", "title", "source_id", "file", "row")  # columns of a batch
 
 Outcome = Document | RejectedDocument
@@ -185,6 +186,7 @@ class _UserStep:
 
     def __init__(self, number: int, use: StepUse) -> None:
         self.title, self._number, self._use = use.title, number, use
+        self._reasons = set[str]()
         target = load_step(use)
         self._is_batch = getattr(target, "batch", False)
         try:
@@ -199,6 +201,11 @@ class _UserStep:
         for start in range(0, len(documents), size):
             self._run_group(documents[start : start + size], run)
         run.mark(0, 0, 0)
+        if len(self._reasons) > _MOST_REASONS:  # each is counted, and has examples
+            some = min(self._reasons)
+            raise NielsCacheError(
+                f"step {self.title}: has over {_MOST_REASONS} reasons, such as {some!r}; give numbers as the value of Drop"
+            )
 
     def _run_group(self, group: Sequence[tuple[int, Document]], run: ChainRun) -> None:
         """Run the step for some documents together: for one document, unless the step takes batches."""
@@ -256,7 +263,9 @@ class _UserStep:
         if isinstance(result, Drop):
             if not isinstance(result.reason, str) or not _REASON.fullmatch(result.reason):
                 raise _ResultError(f"the reason {result.reason!r:.80} is not a short text of letters, digits and blanks")
-            return RejectedDocument(document, f"{DROPPED}:{self.title}:{result.reason}", result.value)
+            self._reasons.add(result.reason)
+            value = None if result.value is None else float(result.value)
+            return RejectedDocument(document, f"{DROPPED}:{self.title}:{result.reason}", value)
         if not isinstance(result, Mapping):
             raise _ResultError(f"it returns a {type(result).__name__}; return a Document, None, Drop or a dict of columns")
         changed = {name: result[name] for name in ("text", "title") if name in result}

@@ -73,6 +73,14 @@ CODE = """
     def surrogate(document): return document._replace(text="\\ud800")
     def no_text(document): return document._replace(text=None)
     def long_reason(document): return Drop("a" * 100)
+    def no_number(document): return Drop("a", "b")
+
+    class ManyReasons:
+        def __init__(self):
+            self.seen = 0
+        def __call__(self, document):
+            self.seen += 1
+            return Drop(f"reason {self.seen}")
 
     class Broken:
         def __init__(self):
@@ -176,6 +184,7 @@ def test_the_cleaning_runs_first_or_where_its_entry_stands(module: str, tmp_path
         ("surrogate", "row 0: step surrogate: the text or title contains a lone surrogate"),
         ("no_text", "row 0: step no_text: text and title must be str"),
         ("long_reason", "row 0: step long_reason: the reason 'aaaa"),
+        ("no_number", "row 0: step no_number: ValueError: could not convert string to float: 'b'"),
         ("Broken", "step Broken: cannot be created: OSError: no model"),
         ("NotCallable", "step NotCallable: the class has no __call__"),
         ("take", "row 0: step take: TypeError: take() missing 1 required positional argument: 'limit'"),
@@ -223,6 +232,13 @@ def test_a_call_that_took_too_long_is_left_out_and_counted(module: str, tmp_path
         stops.skip_call(documents, place, 0, has_ended=False)
     with pytest.raises(NielsCacheError, match=rf"^a.jsonl: row {place}: step {step}: its process has ended"):
         chain.skip_call(documents, place, 0, has_ended=True)
+
+
+def test_a_step_has_no_reason_for_each_document(module: str, tmp_path: Path) -> None:
+    chain = DocumentChain(source=source_with(tmp_path, f"{module}:ManyReasons"), cleaning=None)
+    chain.run(documents_of(["text"] * 100), CleaningReport(seed=0))
+    with pytest.raises(NielsCacheError, match=r"step ManyReasons: has over 100 reasons, such as 'reason 1'; give numbers"):
+        chain.run(documents_of(["text"]), CleaningReport(seed=0))
 
 
 def test_the_values_of_a_rejection_survive(module: str, tmp_path: Path) -> None:
