@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
+from importlib import import_module
 from typing import Any
 
 from niels_cache_assets.base.documents import Document, describe_origin
@@ -188,7 +189,7 @@ class _UserStep:
         self.title, self._number, self._use = use.title, number, use
         self._reasons = set[str]()
         target = load_step(use)
-        self._is_batch = getattr(target, "batch", False)
+        self._arrow = import_module("pyarrow") if getattr(target, "batch", False) else None  # not during a call, whose time is limited
         try:
             self._call = target(**use.settings) if isinstance(target, type) else partial(target, **use.settings) if use.settings else target
         except Exception as error:
@@ -197,7 +198,7 @@ class _UserStep:
             raise NielsCacheError(f"step {self.title}: the class has no __call__(self, document); add it")
 
     def run(self, run: ChainRun) -> None:
-        documents, size = [*run.documents()], run.batch if self._is_batch else 1
+        documents, size = [*run.documents()], run.batch if self._arrow else 1
         for start in range(0, len(documents), size):
             self._run_group(documents[start : start + size], run)
         run.mark(0, 0, 0)
@@ -219,7 +220,7 @@ class _UserStep:
             return
         run.mark(*call, self._use.seconds_per_document * count)
         try:
-            results = self._call_with_batch([each for _, each in group]) if self._is_batch else (self._call(document),)
+            results = self._call_with_batch([each for _, each in group]) if self._arrow else (self._call(document),)
             for (place, each), result in zip(group, results, strict=True):
                 if result is not each:
                     run.outcomes[place] = self._outcome(each, result, run.columns.setdefault(place, {}))
@@ -240,8 +241,7 @@ class _UserStep:
 
     def _call_with_batch(self, documents: Sequence[Document]) -> list[Any]:
         """Return the result for each document, as a step without batches would return it."""
-        import pyarrow as pa
-
+        pa: Any = self._arrow
         columns = {name: pa.array([getattr(each, name) for each in documents]) for name in _FIELDS}
         columns["title"] = columns["title"].cast(pa.string())  # of nulls alone
         returned = self._call(pa.RecordBatch.from_pydict(columns))
