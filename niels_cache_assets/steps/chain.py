@@ -10,8 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.documents import Document, describe_origin
 from niels_cache_assets.base.fingerprint import Identity
@@ -27,6 +26,9 @@ from niels_cache_assets.steps.identity import is_stateful, load_step, steps_iden
 from niels_cache_assets.steps.step import Drop
 from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate
 from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DROPPED, FAILED, TOO_SLOW = "step", "step_failed", "step_too_slow"  # drop reasons, before the name of the step
 _REASON = re.compile(r"[\w ,.()/-]{1,80}")
@@ -189,7 +191,7 @@ class _UserStep:
         self.title, self._number, self._use = use.title, number, use
         self._reasons = set[str]()
         target = load_step(use)
-        self._arrow = import_module("pyarrow") if getattr(target, "batch", False) else None  # not during a call, whose time is limited
+        self._is_batch = getattr(target, "batch", False)
         try:
             self._call = target(**use.settings) if isinstance(target, type) else partial(target, **use.settings) if use.settings else target
         except Exception as error:
@@ -198,7 +200,7 @@ class _UserStep:
             raise NielsCacheError(f"step {self.title}: the class has no __call__(self, document); add it")
 
     def run(self, run: ChainRun) -> None:
-        documents, size = [*run.documents()], run.batch if self._arrow else 1
+        documents, size = [*run.documents()], run.batch if self._is_batch else 1
         for start in range(0, len(documents), size):
             self._run_group(documents[start : start + size], run)
         run.mark(0, 0, 0)
@@ -218,9 +220,11 @@ class _UserStep:
             else:
                 self._run_singly(group, run)
             return
-        run.mark(*call, self._use.seconds_per_document * count)
         try:
-            results = self._call_with_batch([each for _, each in group]) if self._arrow else (self._call(document),)
+            argument = self._as_batch([each for _, each in group]) if self._is_batch else document  # loads pyarrow before the time counts
+            run.mark(*call, self._use.seconds_per_document * count)
+            returned = self._call(argument)
+            results = self._results(returned, count) if self._is_batch else (returned,)
             for (place, each), result in zip(group, results, strict=True):
                 if result is not each:
                     run.outcomes[place] = self._outcome(each, result, run.columns.setdefault(place, {}))
@@ -239,17 +243,22 @@ class _UserStep:
         for each in group:
             self._run_group([each], run)
 
-    def _call_with_batch(self, documents: Sequence[Document]) -> list[Any]:
-        """Return the result for each document, as a step without batches would return it."""
-        pa: Any = self._arrow
+    def _as_batch(self, documents: Sequence[Document]) -> "pa.RecordBatch":
+        import pyarrow as pa
+
         columns = {name: pa.array([getattr(each, name) for each in documents]) for name in _FIELDS}
         columns["title"] = columns["title"].cast(pa.string())  # of nulls alone
-        returned = self._call(pa.RecordBatch.from_pydict(columns))
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _results(self, returned: Any, count: int) -> list[Any]:
+        """Return the result for each document of a batch, as a step without batches would return it."""
+        if not isinstance(returned, Mapping) and not hasattr(returned, "schema"):
+            raise _ResultError(f"it returns a {type(returned).__name__}; return a dict or table of columns")
         names = returned.schema.names if hasattr(returned, "schema") else [*returned]
         values = {name: _python(returned[name]) for name in names}
-        if wrong := [name for name, column in values.items() if len(column) != len(documents)]:
-            raise _ResultError(f"the column {wrong[0]!r} has {len(values[wrong[0]])} values for {len(documents)} documents")
-        reasons = values.pop("drop", [None] * len(documents))
+        if wrong := [name for name, column in values.items() if len(column) != count]:
+            raise _ResultError(f"the column {wrong[0]!r} has {len(values[wrong[0]])} values for {count} documents")
+        reasons = values.pop("drop", [None] * count)
         return [Drop(reason) if reason is not None else {name: values[name][row] for name in values} for row, reason in enumerate(reasons)]
 
     def _outcome(self, document: Document, result: Any, columns: dict[str, Any]) -> Outcome:

@@ -51,6 +51,10 @@ CODE = """
         return batch.select(["text"]).append_column("length", pc.utf8_length(batch["text"]))
 
     @step(batch=True)
+    def no_batch(batch):
+        pass
+
+    @step(batch=True)
     def too_few(batch):
         return {"length": [1]}
 
@@ -179,6 +183,7 @@ def test_the_cleaning_runs_first_or_where_its_entry_stands(module: str, tmp_path
         ("exits", "a.jsonl: row 0: step exits: SystemExit: 3"),
         ("fails_in_batch", "a.jsonl: row 1: step fails_in_batch: RuntimeError: x in batch"),
         ("too_few", "and later documents: step too_few: the column 'length' has 1 values for 5 documents"),
+        ("no_batch", "row 0: step no_batch: it returns a NoneType; return a dict or table of columns"),
         ("number", "row 0: step number: it returns a int; return a Document, None, Drop or a dict"),
         ("other_id", "row 0: step other_id: it changes more than text and title"),
         ("surrogate", "row 0: step surrogate: the text or title contains a lone surrogate"),
