@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.documents import Document, describe_origin
 from niels_cache_assets.base.fingerprint import Identity
@@ -27,8 +27,12 @@ from niels_cache_assets.steps.step import Drop
 from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate
 from niels_cache_runtime.errors import NielsCacheError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 DROPPED, FAILED, TOO_SLOW = "step", "step_failed", "step_too_slow"  # drop reasons, before the name of the step
 _REASON = re.compile(r"[\w ,.()/-]{1,80}")
+_MOST_REASONS = 100
 _FIELDS = ("text", "title", "source_id", "file", "row")  # columns of a batch
 
 Outcome = Document | RejectedDocument
@@ -185,6 +189,7 @@ class _UserStep:
 
     def __init__(self, number: int, use: StepUse) -> None:
         self.title, self._number, self._use = use.title, number, use
+        self._reasons = set[str]()
         target = load_step(use)
         self._is_batch = getattr(target, "batch", False)
         try:
@@ -199,6 +204,11 @@ class _UserStep:
         for start in range(0, len(documents), size):
             self._run_group(documents[start : start + size], run)
         run.mark(0, 0, 0)
+        if len(self._reasons) > _MOST_REASONS:  # each is counted, and has examples
+            some = min(self._reasons)
+            raise NielsCacheError(
+                f"step {self.title}: has over {_MOST_REASONS} reasons, such as {some!r}; give numbers as the value of Drop"
+            )
 
     def _run_group(self, group: Sequence[tuple[int, Document]], run: ChainRun) -> None:
         """Run the step for some documents together: for one document, unless the step takes batches."""
@@ -210,9 +220,11 @@ class _UserStep:
             else:
                 self._run_singly(group, run)
             return
-        run.mark(*call, self._use.seconds_per_document * count)
         try:
-            results = self._call_with_batch([each for _, each in group]) if self._is_batch else (self._call(document),)
+            argument = self._as_batch([each for _, each in group]) if self._is_batch else document  # loads pyarrow before the time counts
+            run.mark(*call, self._use.seconds_per_document * count)
+            returned = self._call(argument)
+            results = self._results(returned, count) if self._is_batch else (returned,)
             for (place, each), result in zip(group, results, strict=True):
                 if result is not each:
                     run.outcomes[place] = self._outcome(each, result, run.columns.setdefault(place, {}))
@@ -231,18 +243,22 @@ class _UserStep:
         for each in group:
             self._run_group([each], run)
 
-    def _call_with_batch(self, documents: Sequence[Document]) -> list[Any]:
-        """Return the result for each document, as a step without batches would return it."""
+    def _as_batch(self, documents: Sequence[Document]) -> "pa.RecordBatch":
         import pyarrow as pa
 
         columns = {name: pa.array([getattr(each, name) for each in documents]) for name in _FIELDS}
         columns["title"] = columns["title"].cast(pa.string())  # of nulls alone
-        returned = self._call(pa.RecordBatch.from_pydict(columns))
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _results(self, returned: Any, count: int) -> list[Any]:
+        """Return the result for each document of a batch, as a step without batches would return it."""
+        if not isinstance(returned, Mapping) and not hasattr(returned, "schema"):
+            raise _ResultError(f"it returns a {type(returned).__name__}; return a dict or table of columns")
         names = returned.schema.names if hasattr(returned, "schema") else [*returned]
         values = {name: _python(returned[name]) for name in names}
-        if wrong := [name for name, column in values.items() if len(column) != len(documents)]:
-            raise _ResultError(f"the column {wrong[0]!r} has {len(values[wrong[0]])} values for {len(documents)} documents")
-        reasons = values.pop("drop", [None] * len(documents))
+        if wrong := [name for name, column in values.items() if len(column) != count]:
+            raise _ResultError(f"the column {wrong[0]!r} has {len(values[wrong[0]])} values for {count} documents")
+        reasons = values.pop("drop", [None] * count)
         return [Drop(reason) if reason is not None else {name: values[name][row] for name in values} for row, reason in enumerate(reasons)]
 
     def _outcome(self, document: Document, result: Any, columns: dict[str, Any]) -> Outcome:
@@ -256,7 +272,9 @@ class _UserStep:
         if isinstance(result, Drop):
             if not isinstance(result.reason, str) or not _REASON.fullmatch(result.reason):
                 raise _ResultError(f"the reason {result.reason!r:.80} is not a short text of letters, digits and blanks")
-            return RejectedDocument(document, f"{DROPPED}:{self.title}:{result.reason}", result.value)
+            self._reasons.add(result.reason)
+            value = None if result.value is None else float(result.value)
+            return RejectedDocument(document, f"{DROPPED}:{self.title}:{result.reason}", value)
         if not isinstance(result, Mapping):
             raise _ResultError(f"it returns a {type(result).__name__}; return a Document, None, Drop or a dict of columns")
         changed = {name: result[name] for name in ("text", "title") if name in result}

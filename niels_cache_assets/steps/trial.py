@@ -6,21 +6,21 @@ takes about two seconds, and twice the time of the steps for the sample.
 
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from niels_cache_assets.base.documents import Document, describe_origin
 from niels_cache_assets.base.parallel import CallMark, map_in_processes
 from niels_cache_assets.cleaning.report import CleaningReport
-from niels_cache_assets.steps.chain import ChainRun, DocumentChain, SkippedCall
+from niels_cache_assets.steps.chain import ChainRun, DocumentChain, Outcome, SkippedCall
 from niels_cache_assets.steps.identity import is_stateful
 from niels_cache_runtime.errors import NielsCacheError
 
 SAMPLED = 200  # documents
 _CHARACTERS = 20_000_000  # of all of them
 
-Results = list[tuple[str, list[tuple[Any, Any]]]]  # for each step its title, and the outcome and the columns of each document
+Result = tuple[Outcome, str]  # the outcome of a document, and its columns as text, because they may be anything
+Results = list[tuple[str, list[Result]]]  # for each step its title, and the result of each document
 
 
 class TrialRun(NamedTuple):
@@ -46,7 +46,7 @@ class StepTrial:
         run = ChainRun(report=CleaningReport(0), outcomes=[*item.ordered], mark=mark, skipped=item.skipped, batch=item.batch)
         order = range(len(run.outcomes))[:: -1 if item.is_reversed else 1]
         steps = self.chain.each_step(run)
-        return [(title, [(run.outcomes[place], deepcopy(run.columns.get(place) or None)) for place in order]) for title in steps]
+        return [(title, [(run.outcomes[place], repr(run.columns.get(place) or "")) for place in order]) for title in steps]
 
     def skip_call(self, item: TrialRun, place: int, step: int, *, has_ended: bool) -> TrialRun:
         return item._replace(skipped=(*item.skipped, self.chain.skip_call(item.ordered, place, step, has_ended=has_ended)))
@@ -84,8 +84,8 @@ def try_steps(name: str, chain: DocumentChain, documents: Iterable[Document]) ->
                     )
 
 
-def _difference(one: tuple[Any, Any], other: tuple[Any, Any]) -> list[str]:
+def _difference(one: Result, other: Result) -> list[str]:
     """Return what differs in two results, from a few characters before the first difference."""
-    texts = [f"{outcome[:2] if isinstance(outcome, Document) else outcome[1:]} {columns or ''}" for outcome, columns in (one, other)]
+    texts = [f"{outcome[:2] if isinstance(outcome, Document) else outcome[1:]} {columns}" for outcome, columns in (one, other)]
     start = next((place for place, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
     return [f"{'...' if start > 20 else ''}{text[max(0, start - 20) :][:60]}" for text in texts]

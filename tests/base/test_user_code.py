@@ -4,11 +4,13 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.base import user_code
 from niels_cache_assets.base.user_code import _read_module, code_identity, code_sha256, load_code
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -149,8 +151,8 @@ def test_the_hash_of_code_is_the_same_in_every_version_of_python(package: Path) 
     """A changed value makes every data set with steps stale."""
     change(package / "near.py", GOLDEN_CODE)
     digest, imported = _read_module("near", package / "near.py", 0, 0)
-    assert digest == "383add5851c2e053faf9b6ab5c04e124ca5fcf601e923322870c50c80bb9472a"
-    assert imported == ("__future__", "__future__.annotations", "json")
+    assert digest == "3785c841579c24cabe5396b38526c70befdd073b53afa3689bfb4efabc8adef1"
+    assert {*imported} == {"__future__", "__future__.annotations", "json"}
 
 
 @pytest.mark.parametrize(
@@ -185,6 +187,15 @@ def test_wrong_names_are_refused_in_one_line(package: Path, name: str, problem: 
     assert str(caught.value).startswith("niels_cache.toml: steps: ")
     assert problem.format(package.name) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_entry_point_is_found_by_its_name(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, group = load(package), "niels_cache.steps"
+    points = {group: [EntryPoint("short", f"{package.name}.step:drop_short", group)]}
+    monkeypatch.setattr(user_code, "entry_points", lambda *, group: points[group])
+    assert load_code("short", group=group, folder=str(package.parent), where="steps") is step
+    with pytest.raises(NielsCacheError, match=r"no entry point 'shrt'; did you mean 'short'"):
+        load_code("shrt", group=group, folder=str(package.parent), where="steps")
 
 
 def test_code_of_the_main_script_is_refused(package: Path) -> None:

@@ -51,6 +51,10 @@ CODE = """
         return batch.select(["text"]).append_column("length", pc.utf8_length(batch["text"]))
 
     @step(batch=True)
+    def no_batch(batch):
+        pass
+
+    @step(batch=True)
     def too_few(batch):
         return {"length": [1]}
 
@@ -73,6 +77,14 @@ CODE = """
     def surrogate(document): return document._replace(text="\\ud800")
     def no_text(document): return document._replace(text=None)
     def long_reason(document): return Drop("a" * 100)
+    def no_number(document): return Drop("a", "b")
+
+    class ManyReasons:
+        def __init__(self):
+            self.seen = 0
+        def __call__(self, document):
+            self.seen += 1
+            return Drop(f"reason {self.seen}")
 
     class Broken:
         def __init__(self):
@@ -171,11 +183,13 @@ def test_the_cleaning_runs_first_or_where_its_entry_stands(module: str, tmp_path
         ("exits", "a.jsonl: row 0: step exits: SystemExit: 3"),
         ("fails_in_batch", "a.jsonl: row 1: step fails_in_batch: RuntimeError: x in batch"),
         ("too_few", "and later documents: step too_few: the column 'length' has 1 values for 5 documents"),
+        ("no_batch", "row 0: step no_batch: it returns a NoneType; return a dict or table of columns"),
         ("number", "row 0: step number: it returns a int; return a Document, None, Drop or a dict"),
         ("other_id", "row 0: step other_id: it changes more than text and title"),
         ("surrogate", "row 0: step surrogate: the text or title contains a lone surrogate"),
         ("no_text", "row 0: step no_text: text and title must be str"),
         ("long_reason", "row 0: step long_reason: the reason 'aaaa"),
+        ("no_number", "row 0: step no_number: ValueError: could not convert string to float: 'b'"),
         ("Broken", "step Broken: cannot be created: OSError: no model"),
         ("NotCallable", "step NotCallable: the class has no __call__"),
         ("take", "row 0: step take: TypeError: take() missing 1 required positional argument: 'limit'"),
@@ -223,6 +237,13 @@ def test_a_call_that_took_too_long_is_left_out_and_counted(module: str, tmp_path
         stops.skip_call(documents, place, 0, has_ended=False)
     with pytest.raises(NielsCacheError, match=rf"^a.jsonl: row {place}: step {step}: its process has ended"):
         chain.skip_call(documents, place, 0, has_ended=True)
+
+
+def test_a_step_has_no_reason_for_each_document(module: str, tmp_path: Path) -> None:
+    chain = DocumentChain(source=source_with(tmp_path, f"{module}:ManyReasons"), cleaning=None)
+    chain.run(documents_of(["text"] * 100), CleaningReport(seed=0))
+    with pytest.raises(NielsCacheError, match=r"step ManyReasons: has over 100 reasons, such as 'reason 1'; give numbers"):
+        chain.run(documents_of(["text"]), CleaningReport(seed=0))
 
 
 def test_the_values_of_a_rejection_survive(module: str, tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_a_step_that_depends_on_others_stops_the_build(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.walk
 def test_a_step_that_depends_on_hashes_of_strings_is_found(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     with pytest.raises(NielsCacheError, match=r"row 0: step hashes gave .*word"):
