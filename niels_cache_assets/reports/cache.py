@@ -228,10 +228,17 @@ class CacheReport:
             "bytes": self.bytes,
             "items": [self._item_json(item) for item in self.items],
             "mixtures": [mixture.as_json() for mixture in self.mixtures],
+            "priors": self._priors,
             "family_checks": [asdict(check) for check in self.history.checks],
             "shared_texts": asdict(self.shared),
             "notices": [asdict(notice) for notice in self.notices],
         }
+
+    @property
+    def _priors(self) -> dict[str, dict[str, float]]:
+        """The sizes of the train splits of built pretrain data sets, under the keys of a configuration of olmix."""
+        counts = {item.name: tokens for item in self.items if item.kind == "pretrain" and (tokens := item.counts.get("train_tokens", 0))}
+        return {"relative_sizes": {name: tokens / sum(counts.values()) for name, tokens in counts.items()}, "token_counts": counts}
 
     def _item_json(self, item: CacheItem) -> dict[str, Any]:
         return {

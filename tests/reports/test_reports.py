@@ -195,6 +195,11 @@ def test_everything_that_is_built_is_there_with_its_size_and_hash(project: Small
     assert (report.complete, len(report.expected)) == (len(items) - 2, len(items))
     assert {notice.name for notice in report.notices} == {"python_docs", "python_help"}
     assert report.total("train_examples", "sft") == items["chats"].counts["train_examples"] > 0
+    priors = report.as_json()["priors"]
+    assert priors["token_counts"] == {name: items[name].counts["train_tokens"] for name in priors["token_counts"]} != {}
+    assert "chats" not in priors["token_counts"]
+    assert priors["relative_sizes"].keys() == priors["token_counts"].keys()
+    assert sum(priors["relative_sizes"].values()) == pytest.approx(1)
 
 
 def test_checks_of_what_is_off_are_not_counted_as_passed(project: SmallProject) -> None:
