@@ -51,6 +51,7 @@ def person(tmp_path: Path, tiny_model: Path) -> Iterator[Person]:
         yield Person(page, ui)
 
 
+@pytest.mark.walk  # a minute of the UI and its runs
 def test_a_person_goes_from_the_first_look_at_the_graph_to_a_back_fill_of_everything(person: Person) -> None:
     the_graph_is_a_map_and_an_asset_says_what_it_is(person)
     a_data_set_that_is_added_to_the_file_is_a_partition_after_a_reload(person)
