@@ -235,7 +235,7 @@ class CacheReport:
         }
 
     @property
-    def _priors(self) -> dict[str, dict[str, float]]:
+    def _priors(self) -> dict[str, Mapping[str, float]]:
         """The sizes of the train splits of built pretrain data sets, under the keys of a configuration of olmix."""
         counts = {item.name: tokens for item in self.items if item.kind == "pretrain" and (tokens := item.counts.get("train_tokens", 0))}
         return {"relative_sizes": {name: tokens / sum(counts.values()) for name, tokens in counts.items()}, "token_counts": counts}
