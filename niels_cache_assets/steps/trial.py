@@ -86,6 +86,6 @@ def try_steps(name: str, chain: DocumentChain, documents: Iterable[Document]) ->
 
 def _difference(one: Result, other: Result) -> list[str]:
     """Return what differs in two results, from a few characters before the first difference."""
-    texts = [f"{outcome[:2] if isinstance(outcome, Document) else outcome[1:]} {columns}" for outcome, columns in (one, other)]
+    texts = [f"{tuple(outcome) if isinstance(outcome, Document) else outcome[1:]} {columns}" for outcome, columns in (one, other)]
     start = next((place for place, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
     return [f"{'...' if start > 20 else ''}{text[max(0, start - 20) :][:60]}" for text in texts]
