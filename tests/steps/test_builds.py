@@ -1,6 +1,7 @@
 """Corpora and caches with steps of a user: counts, identity, resume, parts, and workers that hang or die."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from niels_cache_assets.artifacts.prepared_corpora import prepared_documents
 from niels_cache_assets.artifacts.state import state_of
 from niels_cache_assets.cli import main
 from niels_cache_assets.project.registry import Registry, load_registry
-from niels_cache_assets.steps import trial
+from niels_cache_assets.steps import chain, trial
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpus.test_resume import contents, stop_after
@@ -94,6 +95,33 @@ def registry_of(module: str, folder: Path, steps: list[str] = STEPS, table: str 
     config = folder / "niels_cache.toml"
     config.write_text(f'[pretrain.notes]\nsource = "jsonl"\nfiles = ["*.jsonl"]\nsteps = [{entries}]\n{table}', encoding="utf-8")
     return load_registry(config=str(config))
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_tiers_are_cut_by_a_kept_score_and_call_no_step_again(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = """prepare = []
+val_frac = 0.1
+[pretrain.long]
+source = "interleave"
+members = { notes = 1 }
+steps = [{ where = "length > 40" }]
+[pretrain.short]
+source = "interleave"
+members = { notes = 1 }
+steps = [{ where = "length <= 40" }]
+"""
+    registry = registry_of(module, tmp_path, ['{ use = ":length", keep = ["length"] }'], table)
+    root = tmp_path / "cache"
+    metas = {"notes": prepare_corpus(registry, "notes", root=root).meta}
+    monkeypatch.delattr(chain, "_UserStep")  # no step is loaded any more
+    metas |= {name: prepare_corpus(registry, name, root=root).meta for name in ("long", "short")}
+    lengths = {name: [len(each.text) for batch in prepared_documents(registry, name, root=root) for each in batch] for name in metas}
+    assert min(lengths["long"]) > 40 >= max(lengths["short"])
+    assert Counter(lengths["long"] + lengths["short"]) < Counter(lengths["notes"]), "without the documents of val"
+    for name in ("long", "short"):
+        counts = metas[name]["documents"]["kept"], metas[name]["dropped"]["where"], metas[name]["dropped"]["member_val"]
+        assert sum(counts) == metas["notes"]["documents"]["kept"] == FILES * ROWS
+        assert counts[2] == 6
 
 
 def test_steps_make_a_corpus_with_counts_columns_and_identity(module: str, tmp_path: Path, in_this_process: list[str]) -> None:

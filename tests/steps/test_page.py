@@ -10,6 +10,7 @@ from docs.configuration import attribute_docstrings
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.toml import parse_toml
 from niels_cache_assets.cleaning.report import CleaningReport
+from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.step_use import StepUse
 from niels_cache_assets.steps.chain import DocumentChain
 from tests.helpers.user_steps import documents_of, source_with, user_module
@@ -45,11 +46,13 @@ def test_the_examples_run(tmp_path: Path, name: str, settings: dict[str, Any], e
     assert all(bool(each.kept) is (name == "score") for each in outcomes if isinstance(each, Document))
 
 
-def test_the_table_at_the_top_is_valid(tmp_path: Path) -> None:
-    [table] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    keys = parse_toml(table)["pretrain"]["web"]
-    source = source_with(tmp_path, *keys.pop("steps"), **keys)
-    assert [each.title for each in source.steps] == ["drop_short", "Redact", "score", "where"]
+def test_the_tables_are_valid(tmp_path: Path) -> None:
+    top, tiers = (parse_toml(table)["pretrain"] for table in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
+    titles = {}
+    for name, keys in [("top", top["web"]), *tiers.items()]:
+        source = PRETRAIN_SOURCES[keys["source"]].model_validate(keys, context={"base_dir": str(tmp_path)})
+        titles[name] = [each.title for each in source.steps]
+    assert titles == {"top": ["drop_short", "Redact", "score", "where"], "web": ["score"], "best": ["where"], "others": ["where"]}
 
 
 def test_the_table_of_keys_is_that_of_the_code() -> None:
