@@ -167,12 +167,11 @@ def test_the_command_clean_shows_steps_like_filters(
     assert "--- step:drop_short:few words: " in shown
     assert "Text 0 has" in shown
     files = [str(tmp_path / f"{file}.jsonl") for file in range(FILES)]
-    relaxed = [
-        f"--set={setting}"
-        for setting in ("min_characters=0", "min_words=0", "skip=['not_english', 'no_stopwords', 'repetitive', 'language_error']")
-    ]
-    assert main(["clean", *files, "--steps-of", "notes", "--json", *relaxed, *where]) == 0
-    assert json.loads(capsys.readouterr().out)["documents"]["kept"] == 30
+    skip = "skip=['not_english', 'no_stopwords', 'repetitive', 'language_error']"
+    for settings, kept in ([], 30), (["min_words=14", "min_characters=0", skip], 15):  # this data set is not cleaned
+        more = [f"--set={setting}" for setting in settings]
+        assert main(["clean", *files, "--steps-of", "notes", "--json", *more, *where]) == 0
+        assert json.loads(capsys.readouterr().out)["documents"]["kept"] == kept
     assert main(["clean", *files, "--steps-of", "other", *where]) == 2
     assert main(["clean", *files, "--reason", "step_drop", *where]) == 2
     assert "unknown value 'step_drop'" in capsys.readouterr().err
