@@ -25,7 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 LONG_CHARACTERS = 2_000_000  # an item with more characters is long; a usual chunk has half as many
 MAX_LONG_CHARACTERS = 16_000_000
 _POLL_SECONDS = 0.1  # between two looks at the call of a watched worker
-_END_SECONDS = 5.0  # for a watched worker to end by itself, because the code of a user may have started threads that do not
+_END_SECONDS = 5.0  # for watched workers to end by themselves, because the code of a user may have started threads that do not
 _SPAWN = multiprocessing.get_context("spawn")
 _MARK = struct.Struct("dqqq")
 _HASH_SEED = "PYTHONHASHSEED"
@@ -256,8 +256,9 @@ def map_in_processes(
         yield from results_in_order(submit, items, most=_IN_FLIGHT_PER_WORKER * processes, size_of=size_of)
         for _ in workers:
             free.get().connection.close()
+        end = time.monotonic() + _END_SECONDS
         for worker in workers:
-            worker.process.join(_END_SECONDS if is_watched else None)
+            worker.process.join(max(0, end - time.monotonic()) if is_watched else None)
     finally:
         own_end.close()
         watched.close()

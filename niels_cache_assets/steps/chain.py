@@ -50,6 +50,7 @@ class ChainRun:
         mark: Called before each call of a user's step; see `base.parallel.CallMark`.
         skipped: Calls that took too long when these documents ran before.
         batch: The most documents of a batch.
+        is_trial: Whether the documents are a sample, in which each column of a condition must occur.
     """
 
     report: CleaningReport
@@ -58,6 +59,7 @@ class ChainRun:
     mark: Callable[[int, int, float], None] = lambda place, step, seconds: None
     skipped: Sequence[SkippedCall] = ()
     batch: int = 256
+    is_trial: bool = False
 
     def documents(self) -> Iterator[tuple[int, Document]]:
         """Yield the documents that are left, with their indices."""
@@ -182,13 +184,14 @@ class _Condition:
         self._condition = condition
 
     def run(self, run: ChainRun) -> None:
-        known = {name for columns in run.columns.values() for name in columns}
-        for place, document in run.documents():
-            values = {**kept_values(document.kept), **run.columns.get(place, {})}
-            if known and (missing := {*self._condition.columns} - known - values.keys()):
-                raise NielsCacheError(
-                    f"steps: where: no step before returns the column {min(missing)!r}; they return {', '.join(sorted(known))}"
-                )
+        documents = [*run.documents()]
+        columns = [{**kept_values(document.kept), **run.columns.get(place, {})} for place, document in documents]
+        if run.is_trial and columns and (missing := {*self._condition.columns}.difference(*columns)):
+            known = ", ".join(sorted({name for each in columns for name in each})) or "none"
+            raise NielsCacheError(
+                f"steps: where: no step before returns the column {min(missing)!r} for a document of the sample; columns: {known}"
+            )
+        for (place, document), values in zip(documents, columns, strict=True):
             if reason := self._condition.problem(values):
                 run.outcomes[place] = RejectedDocument(document, reason, None)
 

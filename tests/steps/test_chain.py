@@ -164,8 +164,11 @@ def test_columns_are_kept_and_conditions_read_them(module: str, tmp_path: Path) 
         {"score": 0.6},
     ]
     assert report.dropped == {"where": 2}
-    with pytest.raises(NielsCacheError, match="no step before returns the column 'scor'; they return score"):
-        run(tmp_path, f"{module}:scores", {"where": "scor > 1"})
+    for step, columns in ("scores", "score"), ("upper", "none"):
+        chain = DocumentChain(source=source_with(tmp_path, f"{module}:{step}", {"where": "scor > 1"}), cleaning=None)
+        with pytest.raises(NielsCacheError, match=rf"no step before returns the column 'scor' for .* sample; columns: {columns}"):
+            chain.run(documents_of(TEXTS), CleaningReport(seed=0), is_trial=True)
+        assert not any(isinstance(each, Document) for each in chain.run(documents_of(TEXTS), CleaningReport(seed=0))), "a rare column"
 
 
 def test_a_document_without_a_column_keeps_null(module: str, tmp_path: Path) -> None:
