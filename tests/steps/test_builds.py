@@ -12,6 +12,7 @@ from niels_cache_assets.artifacts import corpus as corpus_module
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.prepared_corpora import prepared_documents
 from niels_cache_assets.artifacts.state import state_of
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cli import main
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.steps import chain, trial
@@ -57,6 +58,9 @@ CODE = """
         if any(text.startswith("Text 17 ") for text in batch["text"].to_pylist()):
             time.sleep(100)
         return {}
+
+    def numbers(item):
+        return (f"Text {row} of page {item}" for row in range(300))
 
     def die(document):
         if document.text.startswith("Text 17 "):
@@ -138,6 +142,18 @@ def test_steps_make_a_corpus_with_counts_columns_and_identity(module: str, tmp_p
     assert {(document.text.count("[x]"), document.text.count("number")) for document in documents} == {(2, 0), (3, 0)}
     assert all(json.loads(document.kept or "") == {"length": len(document.text)} for document in documents)
     assert {document.file for document in documents} == {"0.jsonl", "1.jsonl", "2.jsonl"}
+
+
+def test_the_sample_has_documents_of_all_items_of_an_own_source(
+    module: str, tmp_path: Path, in_this_process: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = list[Document]()
+    monkeypatch.setattr(trial, "try_steps", lambda name, chain, documents: sample.extend(documents))
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(f'[pretrain.notes]\nsource = "{module}:numbers"\nitems = 4\nsteps = ["{module}:length"]\n')
+    registry = load_registry(config=str(config))
+    assert prepare_corpus(registry, "notes", root=tmp_path / "cache").meta["documents"] == {"read": 1200, "kept": 1200}
+    assert Counter(document.file for document in sample) == {str(item): 50 for item in range(4)}
 
 
 def test_the_command_clean_shows_steps_like_filters(
