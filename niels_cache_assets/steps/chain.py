@@ -34,6 +34,7 @@ DROPPED, FAILED, TOO_SLOW = "step", "step_failed", "step_too_slow"  # drop reaso
 _REASON = re.compile(r"[\w ,.()/-]{1,80}")
 _MOST_REASONS = 100
 _FIELDS = ("text", "title", "source_id", "file", "row")  # columns of a batch
+_NO_SCORES = {*_FIELDS, "drop"}
 
 Outcome = Document | RejectedDocument
 SkippedCall = tuple[int, int]  # the numbers of a call, as CallMark has them
@@ -242,7 +243,7 @@ class _UserStep:
                     run.outcomes[place] = self._outcome(each, result, run.columns.setdefault(place, {}))
         except (Exception, SystemExit) as error:
             if may_repeat := count > 1 and not self._is_stateful:
-                self._run_singly(group, run)  # finds the document
+                self._run_singly(group, run)  # finds the document; state would count twice
             problem = (
                 f"{describe_origin(document)}{'' if count == 1 else ' and later documents'}: step {self.title}: {_describe_error(error)}"
             )
@@ -296,7 +297,7 @@ class _UserStep:
         if result.get("drop") is not None:
             return self._outcome(document, Drop(result["drop"]), columns)
         changed = {name: result[name] for name in _FIELDS if name in result}
-        found = {str(name): _python(value) for name, value in result.items() if name not in {*_FIELDS, "drop"}}
+        found = {str(name): _python(value) for name, value in result.items() if name not in _NO_SCORES}
         if missing := [name for name in self._use.keep if name not in found]:
             raise _ResultError(f"it returns no column {missing[0]!r}, which keep names, but {', '.join(found) or 'none'}")
         columns.update(found)
