@@ -139,7 +139,7 @@ class DocumentChain:
     def _steps(self) -> "list[_Cleaning | _UserStep | _Condition]":
         uses = self.source.steps
         if self.identity is not None and self.identity != steps_identity(self.source):
-            raise NielsCacheError("steps: the code of a step has changed since the build began; run it again")
+            raise NielsCacheError("steps: the code of a step has changed since the build began; run it again in a new process")
         steps = [_step_of(number, use, self) for number, use in enumerate(uses)]
         return steps if any(isinstance(each, _Cleaning) for each in steps) else [_Cleaning(self), *steps]
 

@@ -11,6 +11,7 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.report import CleaningReport, RejectedDocument
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.steps.chain import DocumentChain, Outcome
+from niels_cache_assets.steps.identity import steps_identity
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.user_steps import documents_of, source_with, user_module
 
@@ -276,6 +277,16 @@ def test_a_call_that_took_too_long_is_left_out_and_counted(module: str, tmp_path
         stops.skip_call(documents, place, 0, has_ended=False)
     with pytest.raises(NielsCacheError, match=rf"^a.jsonl: row {place}: step {step}: its process has ended"):
         chain.skip_call(documents, place, 0, has_ended=True)
+
+
+def test_a_worker_that_finds_other_code_stops(module: str, tmp_path: Path) -> None:
+    source = source_with(tmp_path, f"{module}:FailsWithState")
+    loaded = steps_identity(source)
+    assert loaded["1 FailsWithState"]["stateful"] is True, "an earlier import of the module may differ in it"
+    for changes in {"stateful": False}, {"code": "0"}:
+        before = {"1 FailsWithState": {**loaded["1 FailsWithState"], **changes}}
+        with pytest.raises(NielsCacheError, match="the code of a step has changed since the build began"):
+            DocumentChain(source=source, cleaning=None, identity=before).run(documents_of(TEXTS), CleaningReport(seed=0))
 
 
 def test_a_step_has_no_reason_for_each_document(module: str, tmp_path: Path) -> None:
