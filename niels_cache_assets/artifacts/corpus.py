@@ -77,7 +77,7 @@ from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.parts.seal import HardLinker, write_blocks
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import not_text_note
-from niels_cache_assets.sources.reading.file_source import RowFileSource
+from niels_cache_assets.sources.reading.file_source import GroupedFiles
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
@@ -445,12 +445,12 @@ class Corpus(RootArtifact):
         return WriteResult(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
 
     def _try_steps(self, work: ChunkWork, context: StreamContext) -> None:
-        """Try the steps on the first documents of up to SAMPLED files, or of the stream if the source has no files of rows."""
+        """Try the steps on the first documents of up to SAMPLED files, or of the stream if the source has no files that can be in parts."""
         from niels_cache_assets.steps.trial import SAMPLED, try_steps
 
         source, fresh = self.source, partial(replace, context, report=SourceReport(), decided={}, held_out=None)
         streams = [self.stream(fresh())]
-        if isinstance(source, RowFileSource):
+        if isinstance(source, GroupedFiles):
             files = [each for _, each in self._part_stream.files] if self.is_part else source.input_files()
             field = source.text_field_of(files)
             streams = [source.kept_unconverted(fresh(files=[each], text_field=field)) for each in files[:: 1 + len(files) // SAMPLED]]

@@ -25,6 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 LONG_CHARACTERS = 2_000_000  # an item with more characters is long; a usual chunk has half as many
 MAX_LONG_CHARACTERS = 16_000_000
 _POLL_SECONDS = 0.1  # between two looks at the call of a watched worker
+_END_SECONDS = 5.0  # for watched workers to end by themselves, because the code of a user may have started threads that do not
 _SPAWN = multiprocessing.get_context("spawn")
 _MARK = struct.Struct("dqqq")
 _HASH_SEED = "PYTHONHASHSEED"
@@ -170,16 +171,16 @@ class _Worker:
         self.connection.close()
         self.start()
 
-    def is_overdue(self) -> bool:
-        """Wait for an answer. Return whether a call has taken too long instead."""
+    def overdue_call(self) -> tuple[int, int] | None:
+        """Wait for an answer. If a call takes too long instead, return its numbers, which the worker may change at any time."""
         seen, since = None, 0.0
         while self.mark is not None and not self.connection.poll(_POLL_SECONDS):
             mark, now = self.mark.read(), time.monotonic()
             if mark != seen:
                 seen, since = mark, now
             elif mark[0] and now - since > mark[0]:
-                return True
-        return False
+                return mark[2:]
+        return None
 
 
 def map_in_processes(
@@ -225,8 +226,7 @@ def map_in_processes(
         worker = free.get()
         try:
             worker.connection.send(item)
-            while worker.is_overdue():
-                call = worker.mark.read()[2:]  # type: ignore[union-attr]
+            while (call := worker.overdue_call()) is not None:
                 worker.restart()
                 item = function.skip_call(item, *call, has_ended=False)  # type: ignore[union-attr]
                 worker.connection.send(item)
@@ -256,8 +256,9 @@ def map_in_processes(
         yield from results_in_order(submit, items, most=_IN_FLIGHT_PER_WORKER * processes, size_of=size_of)
         for _ in workers:
             free.get().connection.close()
+        end = time.monotonic() + _END_SECONDS
         for worker in workers:
-            worker.process.join()
+            worker.process.join(max(0, end - time.monotonic()) if is_watched else None)
     finally:
         own_end.close()
         watched.close()

@@ -86,8 +86,10 @@ def code_identity(target: Callable[..., Any], settings: Mapping[str, Any], files
     if kind not in ("code", "version") or (kind == "version" and version is None):
         raise NielsCacheError(f"{name}: identity is {kind!r}; set it to 'code', or to 'version' together with a version")
     folder = Path(sys.modules[target.__module__].__file__ or ".").parent
-    named = [(str(each), folder / each) for each in getattr(target, "depends_on", ())]
-    every = {key: _file_sha256(path, name) for key, path in (*named, *((Path(each).name, Path(each)) for each in files))}
+    paths = {folder / each: str(each) for each in getattr(target, "depends_on", ())} | {Path(each): Path(each).name for each in files}
+    every = dict[str, str]()
+    for path, key in paths.items():  # several may have the same name
+        every[key] = every.get(key, "") + _file_sha256(path, name)
     return {
         "use": name,
         "settings": dict(settings),

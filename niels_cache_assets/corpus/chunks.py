@@ -23,7 +23,6 @@ from niels_cache_assets.cleaning import load_cleaning
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.dedup.signatures import Signatures, Signer
-from niels_cache_assets.sources.reading.files import valid_unicode
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import in_chunks
 from niels_cache_assets.streaming.feed import Feed
@@ -159,7 +158,7 @@ class ChunkWork:
         converted, dropped_by_source, examples = self.source.convert(chunk.documents)
         # the examples are numbered after the converted documents, so each place is unique
         for place, (reason, document) in enumerate(examples, start=len(converted)):
-            report.add_example(RejectedDocument(self._readable(document), reason, None), place=place)
+            report.add_example(RejectedDocument(self.chain.readable(document), reason, None), place=place)
         marks = {} if mark is None else {"mark": mark}
         results = self.chain.run(converted, report, skipped=chunk.skipped, **marks)
         kept = [document for document in results if isinstance(document, Document)]
@@ -183,17 +182,6 @@ class ChunkWork:
         """See `base.parallel.WatchedWork`."""
         converted, _, _ = self.source.convert(chunk.documents)
         return chunk._replace(skipped=(*chunk.skipped, self.chain.skip_call(converted, place, step, has_ended=has_ended)))
-
-    def _readable(self, document: Document) -> Document:
-        """Return a document that the source has dropped, with its text and names as an example shows them."""
-        from niels_cache_assets.steps.chain import with_writable_names
-
-        named = with_writable_names(document)._replace(text=valid_unicode(document.text))
-        kinds = self.cleaning.mask if self.cleaning is not None else ()
-        if not kinds:
-            return named
-        mask = load_cleaning("masks").mask
-        return named._replace(text=mask(named.text, kinds)[0], title=named.title and mask(named.title, kinds)[0])
 
 
 @dataclass(kw_only=True)

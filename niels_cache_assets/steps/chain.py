@@ -34,6 +34,7 @@ DROPPED, FAILED, TOO_SLOW = "step", "step_failed", "step_too_slow"  # drop reaso
 _REASON = re.compile(r"[\w ,.()/-]{1,80}")
 _MOST_REASONS = 100
 _FIELDS = ("text", "title", "source_id", "file", "row")  # columns of a batch
+_NO_SCORES = {*_FIELDS, "drop"}
 
 Outcome = Document | RejectedDocument
 SkippedCall = tuple[int, int]  # the numbers of a call, as CallMark has them
@@ -50,6 +51,7 @@ class ChainRun:
         mark: Called before each call of a user's step; see `base.parallel.CallMark`.
         skipped: Calls that took too long when these documents ran before.
         batch: The most documents of a batch.
+        is_trial: Whether the documents are a sample, in which each column of a condition must occur.
     """
 
     report: CleaningReport
@@ -58,6 +60,7 @@ class ChainRun:
     mark: Callable[[int, int, float], None] = lambda place, step, seconds: None
     skipped: Sequence[SkippedCall] = ()
     batch: int = 256
+    is_trial: bool = False
 
     def documents(self) -> Iterator[tuple[int, Document]]:
         """Yield the documents that are left, with their indices."""
@@ -123,11 +126,20 @@ class DocumentChain:
             raise NielsCacheError(f'{call}: took longer than {limit}; raise seconds_per_document, or set on_error = "drop"')
         return place, step
 
+    def readable(self, document: Document) -> Document:
+        """Return a document that was dropped before the cleaning, with its text and names as an example shows them."""
+        named = with_writable_names(document)._replace(text=valid_unicode(document.text))
+        kinds = self.cleaning.mask if self.cleaning is not None else ()
+        if not kinds:
+            return named
+        mask = load_cleaning("masks").mask
+        return named._replace(text=mask(named.text, kinds)[0], title=named.title and mask(named.title, kinds)[0])
+
     @cached_property
     def _steps(self) -> "list[_Cleaning | _UserStep | _Condition]":
         uses = self.source.steps
         if self.identity is not None and self.identity != steps_identity(self.source):
-            raise NielsCacheError("steps: the code of a step has changed since the build began; run it again")
+            raise NielsCacheError("steps: the code of a step has changed since the build began; run it again in a new process")
         steps = [_step_of(number, use, self) for number, use in enumerate(uses)]
         return steps if any(isinstance(each, _Cleaning) for each in steps) else [_Cleaning(self), *steps]
 
@@ -151,7 +163,7 @@ class _Cleaning:
             if isinstance(outcome, Document):
                 run.outcomes[place] = self._clean(outcome, run.report)
             else:
-                run.report.add(outcome)
+                run.report.add(outcome._replace(document=self._chain.readable(outcome.document)))
 
     def _clean(self, document: Document, report: CleaningReport) -> Outcome:
         if self._chain.cleaning is not None:
@@ -173,13 +185,14 @@ class _Condition:
         self._condition = condition
 
     def run(self, run: ChainRun) -> None:
-        known = {name for columns in run.columns.values() for name in columns}
-        for place, document in run.documents():
-            values = {**kept_values(document.kept), **run.columns.get(place, {})}
-            if known and (missing := {*self._condition.columns} - known - values.keys()):
-                raise NielsCacheError(
-                    f"steps: where: no step before returns the column {min(missing)!r}; they return {', '.join(sorted(known))}"
-                )
+        documents = [*run.documents()]
+        columns = [{**kept_values(document.kept), **run.columns.get(place, {})} for place, document in documents]
+        if run.is_trial and columns and (missing := {*self._condition.columns}.difference(*columns)):
+            known = ", ".join(sorted({name for each in columns for name in each})) or "none"
+            raise NielsCacheError(
+                f"steps: where: no step before returns the column {min(missing)!r} for a document of the sample; columns: {known}"
+            )
+        for (place, document), values in zip(documents, columns, strict=True):
             if reason := self._condition.problem(values):
                 run.outcomes[place] = RejectedDocument(document, reason, None)
 
@@ -191,7 +204,7 @@ class _UserStep:
         self.title, self._number, self._use = use.title, number, use
         self._reasons = set[str]()
         target = load_step(use)
-        self._is_batch = getattr(target, "batch", False)
+        self._is_batch, self._is_stateful = getattr(target, "batch", False), getattr(target, "stateful", False)
         try:
             self._call = target(**use.settings) if isinstance(target, type) else partial(target, **use.settings) if use.settings else target
         except Exception as error:
@@ -229,12 +242,12 @@ class _UserStep:
                 if result is not each:
                     run.outcomes[place] = self._outcome(each, result, run.columns.setdefault(place, {}))
         except (Exception, SystemExit) as error:
-            if count > 1:
-                self._run_singly(group, run)  # finds the document
+            if may_repeat := count > 1 and not self._is_stateful:
+                self._run_singly(group, run)  # finds the document; state would count twice
             problem = (
                 f"{describe_origin(document)}{'' if count == 1 else ' and later documents'}: step {self.title}: {_describe_error(error)}"
             )
-            if self._use.on_error == "stop":
+            if self._use.on_error == "stop" or (count > 1 and not may_repeat):
                 raise NielsCacheError(problem) from error
             if count == 1:
                 run.outcomes[first] = RejectedDocument(document, f"{FAILED}:{self.title}", None)
@@ -258,15 +271,19 @@ class _UserStep:
         values = {name: _python(returned[name]) for name in names}
         if wrong := [name for name, column in values.items() if len(column) != count]:
             raise _ResultError(f"the column {wrong[0]!r} has {len(values[wrong[0]])} values for {count} documents")
-        reasons = values.pop("drop", [None] * count)
-        return [Drop(reason) if reason is not None else {name: values[name][row] for name in values} for row, reason in enumerate(reasons)]
+        return [{name: values[name][row] for name in values} for row in range(count)]
 
     def _outcome(self, document: Document, result: Any, columns: dict[str, Any]) -> Outcome:
         """Return what a result means for a document, and add the columns that it has."""
         if isinstance(result, Document):
             if result[1:4] != document[1:4] or result[5:] != document[5:]:
                 raise _ResultError("it changes more than text and title; return document._replace(text=...)")
-            return _checked(result)
+            if type(result.text) is not str or not (result.title is None or type(result.title) is str):
+                raise _ResultError("text and title must be str (title may be None)")
+            if has_lone_surrogate(result.text) or has_lone_surrogate(result.title or ""):
+                raise _ResultError("the text or title contains a lone surrogate, which cannot be written as UTF-8")
+            is_blank = not result.text or result.text.isspace()
+            return RejectedDocument(document, "empty", None) if is_blank else result
         if result is None:
             return RejectedDocument(document, f"{DROPPED}:{self.title}", None)
         if isinstance(result, Drop):
@@ -277,24 +294,18 @@ class _UserStep:
             return RejectedDocument(document, f"{DROPPED}:{self.title}:{result.reason}", value)
         if not isinstance(result, Mapping):
             raise _ResultError(f"it returns a {type(result).__name__}; return a Document, None, Drop or a dict of columns")
-        changed = {name: result[name] for name in ("text", "title") if name in result}
-        found = {str(name): _python(value) for name, value in result.items() if name not in changed}
+        if result.get("drop") is not None:
+            return self._outcome(document, Drop(result["drop"]), columns)
+        changed = {name: result[name] for name in _FIELDS if name in result}
+        found = {str(name): _python(value) for name, value in result.items() if name not in _NO_SCORES}
         if missing := [name for name in self._use.keep if name not in found]:
             raise _ResultError(f"it returns no column {missing[0]!r}, which keep names, but {', '.join(found) or 'none'}")
         columns.update(found)
-        return _checked(document._replace(**changed)) if changed else document
+        return self._outcome(document, document._replace(**changed), columns) if changed else document
 
 
 class _ResultError(Exception):
     """A result that a step must not return."""
-
-
-def _checked(document: Document) -> Document:
-    if type(document.text) is not str or not (document.title is None or type(document.title) is str):
-        raise _ResultError("text and title must be str (title may be None)")
-    if has_lone_surrogate(document.text) or has_lone_surrogate(document.title or ""):
-        raise _ResultError("the text or title contains a lone surrogate, which cannot be written as UTF-8")
-    return document
 
 
 def _describe_error(error: BaseException) -> str:

@@ -51,5 +51,6 @@ def steps_identity(source: PretrainSource, where: str = "steps") -> Identity:
             settings = use.model_dump(mode="json", include={*use.settings})
             of_errors = {} if use.on_error == "stop" else {"on_error": "drop", "seconds_per_document": use.seconds_per_document}
             own = {**code_identity(target, settings, use.depends_on), "name": use.name, "keep": list(use.keep), **of_errors}
+            own["stateful"] = getattr(target, "stateful", None) or None  # so that workers notice if it has changed since this import
         found[f"{number} {use.title}"] = {key: value for key, value in own.items() if value not in (None, [])}
     return found

@@ -43,7 +43,7 @@ class StepTrial:
     chain: DocumentChain
 
     def __call__(self, item: TrialRun, mark: CallMark) -> Results:
-        run = ChainRun(report=CleaningReport(0), outcomes=[*item.ordered], mark=mark, skipped=item.skipped, batch=item.batch)
+        run = ChainRun(report=CleaningReport(0), outcomes=[*item.ordered], mark=mark, skipped=item.skipped, batch=item.batch, is_trial=True)
         order = range(len(run.outcomes))[:: -1 if item.is_reversed else 1]
         steps = self.chain.each_step(run)
         return [(title, [(run.outcomes[place], repr(run.columns.get(place) or "")) for place in order]) for title in steps]

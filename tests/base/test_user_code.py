@@ -113,6 +113,10 @@ def test_settings_and_files_count_and_other_modules_do_not(package: Path) -> Non
     change(package / "words.txt", "two")
     assert code_identity(step, {}) not in (before, with_file)
     assert code_identity(step, {}) == code_identity(step, {}, [package / "words.txt"])
+    (package / "inner" / "words.txt").write_text("one")
+    with_both = code_identity(step, {}, [package / "inner" / "words.txt"])
+    change(package / "words.txt", "three")
+    assert code_identity(step, {}, [package / "inner" / "words.txt"]) != with_both, "files of one name all count"
     (package / "words.txt").unlink()
     with pytest.raises(NielsCacheError, match=r"drop_short: depends_on: .*words\.txt: No such file"):
         code_identity(step, {})

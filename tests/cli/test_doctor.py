@@ -70,7 +70,7 @@ def test_files_that_are_not_there_or_damaged_are_problems_of_the_table_that_name
     Path("empty").mkdir()
     Path("a.jsonl").write_text('{"text": "a"}\n')
     tables = {"globbed": ("jsonl", 'files = ["no*.jsonl"]'), "hollow": ("markdown_folder", 'path = "empty"')}
-    tables |= {"graph": ("roam", 'path = "graph.json"'), "there": ("jsonl", 'files = ["a.jsonl"]')}
+    tables |= {"graph": ("roam", 'path = "graph.json"'), "stepped": ("jsonl", 'files = ["a.jsonl"]\nsteps = ["nowhere:step"]')}
     whole = tiny_model.read_bytes()
     place = whole.index("▁".encode())
     Path("x.model").write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
@@ -80,6 +80,8 @@ def test_files_that_are_not_there_or_damaged_are_problems_of_the_table_that_name
     found = [finding for finding in json.loads(capsys.readouterr().out)["findings"] if finding["what"] == "data"]
     damaged = [finding["found"] for finding in found if "x.model: a damaged" in finding["found"]]
     found = [finding for finding in found if finding["found"] not in damaged]
+    steps = found.pop(0)
+    assert (steps["state"], missing(steps["found"], "[pretrain.stepped] steps", "'nowhere'")) == ("problem", [])
     assert (len(damaged), [finding["state"] for finding in found]) == (1, ["problem"] * 3)
     assert [finding["found"].split("]")[0] for finding in found] == ["[pretrain.globbed", "[pretrain.hollow", "[pretrain.graph"]
     assert all(finding["mend"] for finding in found)

@@ -12,6 +12,7 @@ from niels_cache_assets.artifacts import corpus as corpus_module
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.prepared_corpora import prepared_documents
 from niels_cache_assets.artifacts.state import state_of
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cli import main
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.steps import chain, trial
@@ -57,6 +58,9 @@ CODE = """
         if any(text.startswith("Text 17 ") for text in batch["text"].to_pylist()):
             time.sleep(100)
         return {}
+
+    def numbers(item):
+        return (f"Text {row} of page {item}" for row in range(300))
 
     def die(document):
         if document.text.startswith("Text 17 "):
@@ -140,6 +144,18 @@ def test_steps_make_a_corpus_with_counts_columns_and_identity(module: str, tmp_p
     assert {document.file for document in documents} == {"0.jsonl", "1.jsonl", "2.jsonl"}
 
 
+def test_the_sample_has_documents_of_all_items_of_an_own_source(
+    module: str, tmp_path: Path, in_this_process: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = list[Document]()
+    monkeypatch.setattr(trial, "try_steps", lambda name, chain, documents: sample.extend(documents))
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(f'[pretrain.notes]\nsource = "{module}:numbers"\nitems = 4\nsteps = ["{module}:length"]\n')
+    registry = load_registry(config=str(config))
+    assert prepare_corpus(registry, "notes", root=tmp_path / "cache").meta["documents"] == {"read": 1200, "kept": 1200}
+    assert Counter(document.file for document in sample) == {str(item): 50 for item in range(4)}
+
+
 def test_the_command_clean_shows_steps_like_filters(
     module: str, tmp_path: Path, in_this_process: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,12 +183,11 @@ def test_the_command_clean_shows_steps_like_filters(
     assert "--- step:drop_short:few words: " in shown
     assert "Text 0 has" in shown
     files = [str(tmp_path / f"{file}.jsonl") for file in range(FILES)]
-    relaxed = [
-        f"--set={setting}"
-        for setting in ("min_characters=0", "min_words=0", "skip=['not_english', 'no_stopwords', 'repetitive', 'language_error']")
-    ]
-    assert main(["clean", *files, "--steps-of", "notes", "--json", *relaxed, *where]) == 0
-    assert json.loads(capsys.readouterr().out)["documents"]["kept"] == 30
+    skip = "skip=['not_english', 'no_stopwords', 'repetitive', 'language_error']"
+    for settings, kept in ([], 30), (["min_words=14", "min_characters=0", skip], 15):  # this data set is not cleaned
+        more = [f"--set={setting}" for setting in settings]
+        assert main(["clean", *files, "--steps-of", "notes", "--json", *more, *where]) == 0
+        assert json.loads(capsys.readouterr().out)["documents"]["kept"] == kept
     assert main(["clean", *files, "--steps-of", "other", *where]) == 2
     assert main(["clean", *files, "--reason", "step_drop", *where]) == 2
     assert "unknown value 'step_drop'" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.report import CleaningReport, RejectedDocument
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.steps.chain import DocumentChain, Outcome
+from niels_cache_assets.steps.identity import steps_identity
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.user_steps import documents_of, source_with, user_module
 
@@ -72,7 +73,20 @@ CODE = """
     def exits(document):
         raise SystemExit(3)
 
+    @step(batch=True, stateful=True)
+    class FailsWithState:
+        def __init__(self):
+            self.seen = 0
+        def __call__(self, batch):
+            self.seen += len(batch)
+            if self.seen > 3:
+                raise ValueError(f"{self.seen} seen")
+
+    def by_dict(document):
+        return {"drop": "few words" if "x" in document.text else None, "text": document.text.replace("one", " "), "row": document.row}
+
     def number(document): return 5
+    def other_row(document): return {"row": 7}
     def other_id(document): return Document(document.text)
     def surrogate(document): return document._replace(text="\\ud800")
     def no_text(document): return document._replace(text=None)
@@ -129,6 +143,13 @@ def test_each_result_has_its_meaning_and_its_reason(module: str, tmp_path: Path)
     assert outcomes[2] == Document("THREE++", "id-2", "a.jsonl", 2, "T")
 
 
+def test_a_dict_may_drop_the_document_and_blank_texts_are_dropped(module: str, tmp_path: Path) -> None:
+    outcomes, report = run(tmp_path, f"{module}:by_dict")
+    assert texts(outcomes) == [None, None, "three", None, "five"]
+    assert report.dropped == {"step:by_dict:few words": 2, "empty": 1}
+    assert [row["excerpt"] for row in report.rows() if row["reason"] == "empty"] == ["one"]
+
+
 @pytest.mark.parametrize("name", ["short", "my name"])
 def test_a_name_replaces_that_of_the_function(module: str, tmp_path: Path, name: str) -> None:
     _, report = run(tmp_path, {"use": f"{module}:take", "limit": 4, "name": name})
@@ -144,8 +165,11 @@ def test_columns_are_kept_and_conditions_read_them(module: str, tmp_path: Path) 
         {"score": 0.6},
     ]
     assert report.dropped == {"where": 2}
-    with pytest.raises(NielsCacheError, match="no step before returns the column 'scor'; they return score"):
-        run(tmp_path, f"{module}:scores", {"where": "scor > 1"})
+    for step, columns in ("scores", "score"), ("upper", "none"):
+        chain = DocumentChain(source=source_with(tmp_path, f"{module}:{step}", {"where": "scor > 1"}), cleaning=None)
+        with pytest.raises(NielsCacheError, match=rf"no step before returns the column 'scor' for .* sample; columns: {columns}"):
+            chain.run(documents_of(TEXTS), CleaningReport(seed=0), is_trial=True)
+        assert not any(isinstance(each, Document) for each in chain.run(documents_of(TEXTS), CleaningReport(seed=0))), "a rare column"
 
 
 def test_a_document_without_a_column_keeps_null(module: str, tmp_path: Path) -> None:
@@ -176,6 +200,15 @@ def test_the_cleaning_runs_first_or_where_its_entry_stands(module: str, tmp_path
     assert later.rows()[0]["reason"] == "too_short"
 
 
+def test_examples_of_steps_before_the_cleaning_are_masked_and_can_be_written(module: str, tmp_path: Path) -> None:
+    source = source_with(tmp_path, f"{module}:reasons", "cleaning", prepare=["clean"])
+    document = Document("x jo@web.org \ud800", "id", "a.jsonl", 0, "of jo@web.org \ud800")
+    report = CleaningReport(seed=0)
+    DocumentChain(source=source, cleaning=CleaningSettings(mask=("email",))).run([document], report)
+    (row,) = report.rows()
+    assert (row["reason"], row["excerpt"], row["title"]) == ("step:reasons:few words", "x [email] ?", "of [email] ?")
+
+
 @pytest.mark.parametrize(
     ("step", "problem"),
     [
@@ -186,6 +219,8 @@ def test_the_cleaning_runs_first_or_where_its_entry_stands(module: str, tmp_path
         ("no_batch", "row 0: step no_batch: it returns a NoneType; return a dict or table of columns"),
         ("number", "row 0: step number: it returns a int; return a Document, None, Drop or a dict"),
         ("other_id", "row 0: step other_id: it changes more than text and title"),
+        ("other_row", "row 0: step other_row: it changes more than text and title"),
+        ("FailsWithState", "row 0 and later documents: step FailsWithState: ValueError: 5 seen"),
         ("surrogate", "row 0: step surrogate: the text or title contains a lone surrogate"),
         ("no_text", "row 0: step no_text: text and title must be str"),
         ("long_reason", "row 0: step long_reason: the reason 'aaaa"),
@@ -207,6 +242,11 @@ def test_failed_documents_are_dropped_and_counted_if_asked(module: str, tmp_path
     outcomes, report = run(tmp_path, {"use": f"{module}:{step}", "on_error": "drop"})
     assert texts(outcomes) == ["one", None, "three", None, "five"]
     assert report.dropped == {f"step_failed:{step}": 2}
+
+
+def test_a_batch_with_state_is_not_repeated_to_find_the_document(module: str, tmp_path: Path) -> None:
+    with pytest.raises(NielsCacheError, match="row 0 and later documents: step FailsWithState: ValueError: 5 seen"):
+        run(tmp_path, {"use": f"{module}:FailsWithState", "on_error": "drop"})
 
 
 @pytest.mark.parametrize("step", ["short", "batched"])
@@ -237,6 +277,16 @@ def test_a_call_that_took_too_long_is_left_out_and_counted(module: str, tmp_path
         stops.skip_call(documents, place, 0, has_ended=False)
     with pytest.raises(NielsCacheError, match=rf"^a.jsonl: row {place}: step {step}: its process has ended"):
         chain.skip_call(documents, place, 0, has_ended=True)
+
+
+def test_a_worker_that_finds_other_code_stops(module: str, tmp_path: Path) -> None:
+    source = source_with(tmp_path, f"{module}:FailsWithState")
+    loaded = steps_identity(source)
+    assert loaded["1 FailsWithState"]["stateful"] is True, "an earlier import of the module may differ in it"
+    for changes in {"stateful": False}, {"code": "0"}:
+        before = {"1 FailsWithState": {**loaded["1 FailsWithState"], **changes}}
+        with pytest.raises(NielsCacheError, match="the code of a step has changed since the build began"):
+            DocumentChain(source=source, cleaning=None, identity=before).run(documents_of(TEXTS), CleaningReport(seed=0))
 
 
 def test_a_step_has_no_reason_for_each_document(module: str, tmp_path: Path) -> None:

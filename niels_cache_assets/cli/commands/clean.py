@@ -48,7 +48,7 @@ COMMAND = Command(
             "-n", "N", "examples to print for each reason (default: 3 with --dropped or --reason)", dest="count", type=integer_at_least(0)
         ),
         option("--reason", "REASON", "only print examples of this reason"),
-        option("--steps-of", "NAME", "also run the steps of this data set"),
+        option("--steps-of", "NAME", "run the steps of this data set, and clean only if it is cleaned or --set is given"),
         option("--limit", "N", "only read the first N documents", type=integer_at_least(1)),
         option("--text-field", "FIELD", "text field of rows (default: text, else the only possible field)"),
         option(
@@ -125,11 +125,15 @@ def _clean_files(arguments: argparse.Namespace, registry: Registry) -> None:
     from niels_cache_assets.cli.detection import sources_of
     from niels_cache_assets.corpus.chunks import CorpusCounts
 
-    settings = _thresholds(arguments)
-    steps = registry.pretrain[arguments.steps_of].steps if arguments.steps_of in registry.pretrain else ()
-    if arguments.steps_of and not steps:
-        raise NielsCacheError(f"{WHERE}: --steps-of {arguments.steps_of}: this data set has no steps in {registry.origin}")
-    sources = [each.model_copy(update={"steps": steps}) for each in sources_of(arguments.files, text_field=arguments.text_field)]
+    settings: CleaningSettings | None = _thresholds(arguments)
+    sources = sources_of(arguments.files, text_field=arguments.text_field)
+    if name := arguments.steps_of:
+        table = registry.pretrain.get(name)
+        if table is None or not table.steps:
+            raise NielsCacheError(f"{WHERE}: --steps-of {name}: this data set has no steps in {registry.origin}")
+        sources = [each.model_copy(update={"steps": table.steps}) for each in sources]
+        if not arguments.settings:
+            settings = registry.cleaning_of(name) if "clean" in table.prepare else None
     outcome = CorpusCounts(report=CleaningReport(registry.build.seed))
     with diagnostics().status("cleaning") as status:  # shown only in a terminal
         for _ in _clean(sources, settings, limit=arguments.limit, seed=registry.build.seed, outcome=outcome):
@@ -155,11 +159,12 @@ def _thresholds(arguments: argparse.Namespace) -> CleaningSettings:
 
 
 def _clean(
-    sources: Sequence[PretrainSource], settings: CleaningSettings, *, limit: int | None, seed: int, outcome: CorpusCounts
+    sources: Sequence[PretrainSource], settings: CleaningSettings | None, *, limit: int | None, seed: int, outcome: CorpusCounts
 ) -> Iterator[None]:
     """Count the documents of all sources in `outcome`, chunk by chunk, up to `limit` documents in all."""
     from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk
     from niels_cache_assets.sources.types import StreamContext
+    from niels_cache_assets.steps.identity import is_stateful
     from niels_cache_assets.streaming.intake import in_lists
 
     given = 0
@@ -175,7 +180,8 @@ def _clean(
         documents = chain.from_iterable(source.unconverted(context))
         chunks = chunks_of(documents if limit is None else islice(documents, limit - given))
         size = sum(os.path.getsize(path) for path in getattr(source, "files", []) if os.path.isfile(path))
-        processes = available_threads() if limit is None and size >= _MIN_BYTES_FOR_PROCESSES else 1
+        one = limit is not None or size < _MIN_BYTES_FOR_PROCESSES or is_stateful(source)
+        processes = 1 if one else available_threads()
         work = ChunkWork(source=source, seed=seed, cleaning=settings, signer=None)
         with closing(map_in_processes(work, chunks, processes=processes, doing="cleaning", size_of=attrgetter("characters"))) as results:
             for chunk in results:

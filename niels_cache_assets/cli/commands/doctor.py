@@ -183,12 +183,13 @@ def _configuration(registry: Registry) -> DoctorFinding:
 
 
 def _inputs(registry: Registry, *, offline: bool) -> Iterator[DoctorFinding]:
-    """Check that the files that data sets name exist and match their settings.
+    """Check that the files that data sets name exist and match their settings, and that their steps can be loaded.
 
     Remote files are checked unless `offline`, with ten seconds for each.
     """
     from niels_cache_assets.artifacts.first_rows import try_first_rows
     from niels_cache_assets.artifacts.input_problems import input_problems, is_remote
+    from niels_cache_assets.steps.identity import steps_identity
     from niels_cache_assets.tokenizer.kinds import open_configured_model
 
     findings = []
@@ -197,6 +198,11 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[DoctorFinding]:
             open_configured_model(registry.tokenizer)
         except NielsCacheError as error:
             findings.append(DoctorFinding("data", "problem", f"[tokenizer] {error}", "correct [tokenizer] model"))
+    for name in registry.partition_keys("pretrain"):
+        try:
+            steps_identity(registry.pretrain[name], f"[pretrain.{name}] steps")
+        except NielsCacheError as error:
+            findings.append(DoctorFinding("data", "problem", str(error), f"correct steps in {registry.origin}"))
     problems = [*input_problems(registry, offline=offline)]
     findings += [_input_finding("data", problem) for problem in problems]
     for name in registry.partition_keys("sft"):
