@@ -227,7 +227,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             sources: The new folders of the caches, if they have moved. None means the folders of the state.
             grown: Whether pretrain caches may have grown; see `load_state_dict`.
             **changes: Keyword arguments of the constructor that are added to the saved settings or replace them, such as `rank`,
-                `world_size`, `B`, `device` and `weights`. Blocks(...) or SFT(...) replaces all saved settings of that group.
+                `world_size`, `B`, `device` and `weights`. Blocks(...), BestFit(...) or SFT(...) replaces all saved settings of that group.
 
         Returns:
             The loader.
@@ -527,7 +527,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         return self._share_of_worker(worker, workers, done, is_again=is_new_pass)
 
     def _share_of_worker(self, worker: int, workers: int, done: int, *, is_again: bool) -> Iterator[Batch]:
-        check_in_worker(self.device, is_endless_again=is_again and not self._settings.epochs)
+        check_in_worker(self.device, is_again=is_again and not self._settings.epochs)
         for batch in self._batches(self._start, worker=worker, workers=workers, done=done):
             done += 1
             self._worker = (worker, workers, done)

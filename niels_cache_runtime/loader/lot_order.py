@@ -111,8 +111,8 @@ class LotRunOrder(RunOrder):
             self.after[name] = [end or 0, inputs - count * settings.T]
             if weight and not count:
                 raise NielsCacheError(
-                    f"{name}: has {inputs:,} inputs in this phase, less than half of its next lot; give fewer lot_tokens than "
-                    f"{lots.tokens:,}, or the phase more tokens"
+                    f"{name}: has {max(0, inputs):,} inputs left for this phase, less than half of its next lot; give fewer lot_tokens "
+                    f"than {lots.tokens:,}, or the phase more tokens"
                 )
         self.end = None if tokens is None else sum(counts)
         super().__init__(

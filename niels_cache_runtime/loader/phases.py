@@ -126,9 +126,9 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         lanes: int = 8,
         **settings: Any,
     ) -> None:
-        self.phases = tuple(phases)
-        if {*map(type, self.phases)} != {Phase}:
+        if not isinstance(phases, Sequence) or {*map(type, phases)} != {Phase}:
             raise NielsCacheError(f"phases={phases!r:.60}: must be a list of phases, such as Phase(tokens=2_000_000_000, T=2048, B=32)")
+        self.phases = tuple(phases)
         for name in settings.keys() & _REFUSED:
             raise NielsCacheError(
                 f"{name}: is not for a PhasedLoader; leave it out, or give T, B, tokens, weights and packing to each Phase"
@@ -189,16 +189,16 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         worker = get_worker_info()
         if worker is None:
             return self._iterate()
-        check_in_worker(self._loaders[0].device, is_endless_again=self._shared)
-        self._shared = True
-        return self._share_of_worker(worker.id, worker.num_workers)
+        is_again, self._shared = self._shared, True
+        return self._share_of_worker(worker.id, worker.num_workers, is_again=is_again)
 
     def _iterate(self) -> Iterator[Batch]:
         for phase in range(self.phase, len(self._loaders)):
             self.phase = phase
             yield from self._loaders[phase]
 
-    def _share_of_worker(self, worker: int, workers: int) -> Iterator[Batch]:
+    def _share_of_worker(self, worker: int, workers: int, *, is_again: bool) -> Iterator[Batch]:
+        check_in_worker(self._loaders[0].device, is_again=is_again)
         for loader in self._loaders[self.phase :]:
             yield from loader._batches(loader.position, worker=worker, workers=workers)
             worker = (worker - (loader.left or 0)) % workers  # a DataLoader asks its workers in turn, across the phases
@@ -245,6 +245,8 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
                 loader.load_state_dict(states[number] if number < len(states) else start)
             except NielsCacheError as error:
                 raise NielsCacheError(f"phases[{number}]: {error}") from error
+            if loader._run_order is not self._loaders[number]._run_order:
+                raise NielsCacheError(f"state: phases[{number}] has other averages than its sources; it was edited")
             if number + 1 < len(states) and loader.left:
                 raise NielsCacheError(f"state: phases[{number}] has {loader.left} batches left, and a later phase has begun; it was edited")
         for loader in self._loaders:
@@ -279,4 +281,6 @@ def _states_of(state: Any) -> list[State]:
         raise NielsCacheError(f"state: not the state of a PhasedLoader of version {VERSION}; give the result of loader.state_dict()")
     for each in states:
         check_form(each)
+        if any("phases" in source for source in each["sources"].values()):
+            raise NielsCacheError("state: has a source that has grown, which phases do not read; it was edited")
     return states

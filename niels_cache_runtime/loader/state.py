@@ -161,19 +161,19 @@ def arguments_of_state(
     return folders, {**settings, **changes}
 
 
-def check_in_worker(device: torch.device, *, is_endless_again: bool) -> None:
+def check_in_worker(device: torch.device, *, is_again: bool) -> None:
     """Raise NielsCacheError if a worker of a DataLoader cannot make batches.
 
     Args:
         device: The device of batches.
-        is_endless_again: Whether an endless loader is iterated for the second time in the same worker.
+        is_again: Whether a loader that has no next pass is iterated for the second time in the same worker.
     """
     if device.type != "cpu":
         raise NielsCacheError(f"device='{device}': workers of a DataLoader make batches on the CPU; use device='cpu' with workers")
-    if is_endless_again:
+    if is_again:
         raise NielsCacheError(
-            "an endless loader was iterated again under persistent workers, so they would read the same batches again; "
-            "keep one iterator of the DataLoader, or give epochs=n"
+            "a loader without a next pass was iterated again under persistent workers, so they would read the same batches again; "
+            "keep one iterator of the DataLoader, or give an endless TokenLoader epochs=n"
         )
 
 
@@ -197,6 +197,8 @@ def check_settings(state: State, settings: State) -> None:
     for name, value in {**defaults, **settings}.items():
         of_state = saved.get(name)
         if of_state != value:
+            if name == "phase" and isinstance(of_state, Mapping):
+                check_settings({"settings": of_state}, value)  # names the difference inside
             name = name.removeprefix("block_").removeprefix("document_")  # as the arguments are called
             raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={of_state!r}; resuming needs the same")
 
