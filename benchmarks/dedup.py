@@ -11,7 +11,8 @@ Signatures start from lists of canonical words, or from texts, on both sides. da
 fastest way in plain Python, and copies of one MinHash, so that it does not draw its permutations again. The way from texts to
 kept documents is in memory on both sides, with all cores for us and one for datasketch's loop of query and insert: it is the speed
 of the parts, not of a run over corpora. That is `find_duplicates`, which reads prepared signatures from disk, val first. Its cost without
-val, with val, and with verify = "jaccard" are separate rows without a peer. Four in ten of the documents are near others. To compare two
+val, with val, and with verify = "jaccard" are separate rows without a peer. Four in ten of the documents are near others. The last row
+says what `verify` adds to the whole: preparing the corpus, finding duplicates, and encoding, without training a tokenizer. To compare two
 versions of this project, run this file with each of them in PYTHONPATH, in turns, `--only signatures corpus`.
 """
 
@@ -46,9 +47,10 @@ from dedup_pairs import (
     qualities,
     quality,
 )
+from niels_cache_assets.dedup.bands import bands_for_recall
 from niels_cache_assets.dedup.signatures import Signatures, Signer, jaccard
 from niels_cache_assets.project.registry import load_registry
-from tests.helpers.builds import find_duplicates, prepare_corpus
+from tests.helpers.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from tests.helpers.duplicates import keep_first
 from tests.helpers.plain_signatures import canonical_text, sign_canonical
 
@@ -201,16 +203,15 @@ def compare_whole(count: int, documents: int) -> None:
     )
 
 
-SEARCHES = {  # (verify, val_frac)
-    "without val": ("none", 0.0),
-    "with val": ("none", 0.05),
-    'with val, verify = "jaccard"': ("jaccard", 0.05),
-}
+WITH_VAL, VERIFIED = "with val", 'with val, verify = "jaccard"'
+SEARCHES = {"without val": ("none", 0.0), WITH_VAL: ("none", 0.05), VERIFIED: ("jaccard", 0.05)}  # (verify, val_frac)
+TOKENIZER = "[tokenizer]\nvocab_size = 4000\nsample_bytes = 2_000_000\n"
 
 
 def find_in_a_corpus(documents: int, count: int) -> dict[str, Any]:
     """Return the number of documents, and for each of SEARCHES the (seconds, processor seconds) of `find_duplicates` in each round, and MB
-    at its peak. The first round is not counted. Runs in a separate process.
+    at its peak. "rest" has the seconds of preparing the corpus and of encoding it. The first round is not counted. Runs in a separate
+    process.
     """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -219,9 +220,19 @@ def find_in_a_corpus(documents: int, count: int) -> dict[str, Any]:
         registries = {}
         for name, (verify, val_frac) in SEARCHES.items():
             table = f'[pretrain.texts]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\nprepare = ["dedup"]\nval_frac = {val_frac}\n'
-            (root / "config.toml").write_text(f'[dedup]\nverify = "{verify}"\n{table}')
+            (root / "config.toml").write_text(f'[dedup]\nverify = "{verify}"\n{TOKENIZER}{table}')
             registries[name] = load_registry(profile="quickstart", config=str(root / "config.toml"))
-        prepare_corpus(registries["without val"], "texts", root=root, processes=1)
+        registry = registries[WITH_VAL]
+        build_tokenizer(registry, root=root)
+        rest = []
+        for _ in range(count + 1):
+            started = time.perf_counter()
+            prepare_corpus(registry, "texts", root=root, processes=1, force=True)
+            prepared = time.perf_counter() - started
+            find_duplicates(registry, root=root)
+            started = time.perf_counter()
+            build_dataset(registry, "texts", root=root, force=True)
+            rest.append((prepared, time.perf_counter() - started))
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in SEARCHES}
         for _ in range(count + 1):
             for name, registry in registries.items():
@@ -229,7 +240,7 @@ def find_in_a_corpus(documents: int, count: int) -> dict[str, Any]:
                 before, started, used = resident("VmRSS"), time.perf_counter(), time.process_time()
                 find_duplicates(registry, root=root, force=True)
                 found[name].append((time.perf_counter() - started, time.process_time() - used, resident("VmHWM") - before))
-    return {"documents": len(texts), **{name: own[1:] for name, own in found.items()}}
+    return {"documents": len(texts), "rest": rest[1:], **{name: own[1:] for name, own in found.items()}}
 
 
 def measure_corpus(count: int, documents: int) -> None:
@@ -240,6 +251,14 @@ def measure_corpus(count: int, documents: int) -> None:
         seconds, used, peaks = zip(*found[name], strict=True)
         measured = f"{statistics.median(seconds):.3f} s, of processors {min(used):.3f} s, {max(peaks):.0f} MB"
         row(f"find_duplicates in a corpus of {found['documents']:,} documents, {name}", measured, "-")
+    prepared, encoded = (statistics.median(seconds) for seconds in zip(*found["rest"], strict=True))
+    without, verified = (statistics.median(seconds for seconds, _, _ in found[name]) for name in (WITH_VAL, VERIFIED))
+    parts = f"{prepared:.2f} + {without:.2f} + {encoded:.2f} s"
+    row(
+        "what verify adds to preparing, finding and encoding",
+        f"{(verified - without) / (prepared + without + encoded):.1%} of {parts}",
+        "15%",
+    )
 
 
 def random_signatures(documents: int) -> Iterator[Signatures]:
@@ -315,9 +334,10 @@ def compare_quality(pairs: int) -> None:
                 f"{used.precision:.3f}, {used.recall:.3f}, {used.f1:.3f}; mean of 4 draws {mean[0]:.3f}, {mean[1]:.3f}, {mean[2]:.3f}",
                 "-",
             )
-        shingles = Signer().shingle(texts)
-        found = pairs_in_a_band(Signer().sign(texts).slots, BANDS, ROWS)
-        verified = {(one, other) for one, other in found if jaccard(shingles.of(one), shingles.of(other)) >= THRESHOLD}
+        hashes, ends = Signer().shingle_sets(texts)
+        sets = np.split(hashes, ends[:-1])
+        found = pairs_in_a_band(Signer().sign(texts).slots, *bands_for_recall(THRESHOLD, NUM_PERM))
+        verified = {(one, other) for one, other in found if jaccard(sets[one], sets[other]) >= THRESHOLD}
         checked = quality(verified, similarities, THRESHOLD)
         row(f'{what}: ours, verify = "jaccard"', f"{checked.precision:.3f}, {checked.recall:.3f}, {checked.f1:.3f}", "-")
 

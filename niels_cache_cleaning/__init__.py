@@ -7,6 +7,7 @@
     filters.py       one reason for each way to be rejected, and the limits
     measuring.py     what the filters measure, for the report
     quick_checks.py  proves for most documents, with the compiled loops of kernels.py, that a filter would let them pass
+    scores.py        scores of fastText, as a step of a data set; fasttext_files.py checks the file of the model
 
 It uses `niels_cache_assets`, which has the settings, the counts and the report of cleaning, and loads these modules by name
 (`niels_cache_assets.cleaning.load_cleaning`). Nothing imports this package.

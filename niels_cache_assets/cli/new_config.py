@@ -124,12 +124,15 @@ def _sections(arguments: argparse.Namespace, seen: list[SeenFiles]) -> Iterator[
     proposals = recognize(arguments.data, text_field=arguments.text_field, seen=seen)
     yield _tokenizer(arguments, shipped.tokenizer.vocab_size if arguments.profile else TokenizerSettings().vocab_size, seen)
     taken = {*shipped.sources}
-    for name in dict.fromkeys(arguments.catalog):
-        if name == "roam":
-            raise NielsCacheError("--from roam: does not say which folder holds your notes; give it to init: niels-cache init PATH")
-        yield catalog_table(name)
-        taken.add(name)
-    yield from _own_tables(arguments, proposals, taken)
+    if "roam" in arguments.catalog:
+        raise NielsCacheError("--from roam: does not say which folder holds your notes; give it to init: niels-cache init PATH")
+    tables = [catalog_table(name) for name in dict.fromkeys(arguments.catalog)]
+    tables += _own_tables(arguments, proposals, taken.union(arguments.catalog))
+    yield from tables
+    if any(table.startswith("[pretrain.") for table in tables):
+        yield """\
+[dedup]
+verify = "jaccard"  # near duplicates, if prepare names "dedup", are found by their texts too (docs/cleaning.md)"""
     if arguments.profile:
         yield """\
 # A data set of your own is a table with a name of your choice (niels-cache init PATH looks into your files and writes it):

@@ -148,7 +148,7 @@ def hash_canonical(texts: Strings | Sequence[str]) -> Ints:
 
 
 def jaccard(shingles: Uints, others: Uints) -> float:
-    """Return the Jaccard similarity |A and B| / |A or B| of two sorted arrays of unique hashes (`Shingles.of`).
+    """Return the Jaccard similarity |A and B| / |A or B| of two sorted arrays of unique hashes (`Shingles.sets`).
 
     The result is 0.0 if one or both arrays are empty. The time is O(n log m) at most, where n is the length of the shorter array.
     """

@@ -22,7 +22,7 @@ from niels_cache_assets.sources.reading.keep import encode_kept, kept_values
 from niels_cache_assets.sources.reading.where import RowCondition, parse_condition
 from niels_cache_assets.sources.step_use import CLEANING, StepUse
 from niels_cache_assets.sources.types import PretrainSource
-from niels_cache_assets.steps.identity import is_stateful, load_step, steps_identity
+from niels_cache_assets.steps.identity import file_settings, is_stateful, load_step, steps_identity
 from niels_cache_assets.steps.step import Drop
 from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate
 from niels_cache_runtime.errors import NielsCacheError
@@ -206,7 +206,8 @@ class _UserStep:
         target = load_step(use)
         self._is_batch, self._is_stateful = getattr(target, "batch", False), getattr(target, "stateful", False)
         try:
-            self._call = target(**use.settings) if isinstance(target, type) else partial(target, **use.settings) if use.settings else target
+            settings = {**use.settings, **file_settings(use, target)}
+            self._call = target(**settings) if isinstance(target, type) else partial(target, **settings) if settings else target
         except Exception as error:
             raise NielsCacheError(f"step {self.title}: cannot be created: {_describe_error(error)}") from error
         if not callable(self._call):
@@ -310,7 +311,7 @@ class _ResultError(Exception):
 
 def _describe_error(error: BaseException) -> str:
     """Return an error and the line that raised it, in one line."""
-    if isinstance(error, _ResultError):
+    if isinstance(error, _ResultError | NielsCacheError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     last = next((frame for frame in reversed(frames) if frame.filename != __file__), None)

@@ -1,5 +1,5 @@
 """Copies that look like their originals. Each kind of copy is planted 24 times in three data sets, in train and in val, and is found at the
-default settings.
+default settings. Near copies are found with the settings that `init` writes.
 """
 
 import random
@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
+from niels_cache_assets.cli.new_config import render
+from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.dedup.bands import bands_for_recall
 from tests.helpers.builds import find_duplicates, prepare_corpus
-from tests.helpers.corpora import articles, corpus_registry
+from tests.helpers.corpora import articles, corpus_registry, nearly, write_jsonl
 from tests.helpers.plain_signatures import canonical_text
 
 PAIRS = 24
@@ -106,6 +108,36 @@ def test_copies_that_look_alike_are_exact_duplicates_at_the_default_settings(tmp
     assert {(pair["split"], pair["because_split"]) for pair in found} == {
         (one, other) for one in ("train", "val") for other in ("train", "val")
     }
+
+
+def similarity(text: str, other: str) -> float:
+    """Return the Jaccard similarity of two texts without punctuation inside words, from sets of word 5-grams."""
+    one, two = (
+        {*zip(*(words[start:] for start in range(5)), strict=False)} for words in (canonical_text(each).split() for each in (text, other))
+    )
+    return len(one & two) / len(one | two)
+
+
+def test_near_copies_are_found_with_the_settings_of_init(tmp_path: Path) -> None:
+    data = {"texts": [each for number, text in enumerate(articles(136)) for each in (text, nearly(text, 1 + number % 18))]}
+    pairs = range(0, len(data["texts"]), 2)
+    near = {row + 1 for row in pairs if similarity(*data["texts"][row : row + 2]) >= 0.85}
+    assert 40 < len(near) < 96
+    write_jsonl(tmp_path / "texts.jsonl", data["texts"])
+    arguments = parse_arguments(["init", str(tmp_path / "texts.jsonl")])
+    assert arguments is not None
+    [table] = re.findall(r"\[dedup\]\n(.+)", render(arguments, []))
+    quality = {}
+    for settings in ("", f"[dedup]\n{table}"):
+        registry = corpus_registry(tmp_path, data, settings=settings, table='prepare = ["dedup"]\nval_frac = 0.0\n')
+        prepare_corpus(registry, "texts", root=tmp_path, processes=1)
+        find_duplicates(registry, root=tmp_path)
+        left = {document.row for batch in open_prepared(registry, "texts", root=tmp_path).documents() for document in batch}
+        found = {*range(len(data["texts"]))} - left
+        quality[settings] = len(found & near) / len(near), len(found & near) / len(found)  # recall and precision
+    before, after = quality.values()
+    assert after == (1, 1)
+    assert max(before) < 0.95  # so the pairs are hard enough
 
 
 @pytest.mark.parametrize(
