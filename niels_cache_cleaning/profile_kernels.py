@@ -15,7 +15,7 @@ _BASE, _MIX, _SHIFT = np.uint64(0x100000001B3), np.uint64(0x9E3779B97F4A7C15), n
 
 @njit(cache=True, nogil=True)
 def repetition(points: Uint32s, starts: Ints, orders: Ints, tops: Ints, repeats: Ints) -> None:
-    """Write how many characters are in the most frequent n-gram, and in n-grams that repeat an earlier one.
+    """Write how many characters are in the most frequent n-gram, if n is below 5, or else in n-grams that repeat an earlier one.
 
     Args:
         points: Code points of the words, (characters,).
@@ -30,7 +30,7 @@ def repetition(points: Uint32s, starts: Ints, orders: Ints, tops: Ints, repeats:
     size = 16
     while size < 2 * words:
         size *= 2
-    slots, counts = np.zeros(size, np.int64), np.zeros(words + 1, np.int64)
+    slots, counts = np.zeros(size, np.int32), np.zeros(words + 1, np.int32)
     mask = np.uint64(size - 1)
     prefix, powers = np.zeros(characters + 1, np.uint64), np.ones(characters + 1, np.uint64)
     for place in range(characters):
@@ -38,33 +38,32 @@ def repetition(points: Uint32s, starts: Ints, orders: Ints, tops: Ints, repeats:
         powers[place + 1] = powers[place] * _BASE
     for index in range(len(orders)):
         order = orders[index]
-        for by_words in (True, False):
-            if by_words != (order < 5):
-                continue
-            slots[:] = 0
-            counts[:] = 0
-            word = best = repeated = 0
-            while word + order <= words:
-                start, end = starts[word], starts[word + order]
-                key = prefix[end] - prefix[start] * powers[end - start]
-                slot = ((key ^ key >> np.uint64(32)) * _MIX >> _SHIFT) & mask
-                while slots[slot] and not _are_equal(points, starts, slots[slot] - 1, word, order, by_words):
-                    slot = (slot + np.uint64(1)) & mask
-                if slots[slot] == 0:
-                    slots[slot] = word + 1
-                    counts[word] = 1
-                    word += 1
-                elif by_words:
-                    counts[slots[slot] - 1] += 1
-                    word += 1
-                else:
-                    repeated += end - start
-                    word += order
-            for word in range(words):
+        by_words = order < 5
+        slots[:] = 0
+        word = best = repeated = 0
+        while word + order <= words:
+            start, end = starts[word], starts[word + order]
+            key = prefix[end] - prefix[start] * powers[end - start]
+            slot = ((key ^ key >> np.uint64(32)) * _MIX >> _SHIFT) & mask
+            while slots[slot] and not _are_equal(points, starts, np.int64(slots[slot]) - 1, word, order, by_words):
+                slot = (slot + np.uint64(1)) & mask
+            if slots[slot] == 0:
+                slots[slot] = word + 1
+                counts[word] = 1
+                word += 1
+            elif by_words:
+                counts[slots[slot] - 1] += 1
+                counts[word] = 0
+                word += 1
+            else:
+                repeated += end - start
+                word += order
+        if by_words and order <= words:
+            for word in range(words - order + 1):
                 if counts[word] > counts[best]:
                     best = word
-            tops[index] = (starts[best + order] - starts[best] + order - 1) * counts[best] if order <= words else 0
-            repeats[index] = repeated
+            tops[index] = (starts[best + order] - starts[best] + order - 1) * counts[best]
+        repeats[index] = repeated
 
 
 @njit(cache=True, nogil=True)

@@ -9,6 +9,7 @@ rule needs more.
 import re
 from functools import lru_cache
 from importlib import import_module
+from itertools import chain
 from typing import Any, Protocol
 from unicodedata import category
 
@@ -45,23 +46,36 @@ _ADDRESS = re.compile(
     r"(?:[\w+.-]{2,}://)?(?:\S+@)?(?:(?:[A-Za-z0-9\u00a1-\uffff](?:[A-Za-z0-9\u00a1-\uffff_-]{0,62}[A-Za-z0-9\u00a1-\uffff])?\.)+[a-zß-öø-ÿ]{2,63}"
     r"|(?!10\.|127\.|192\.168\.)[1-9]\d{0,2}(?:\.\d{1,3}){2}\.[1-9]\d{0,2})(?::\d{2,5})?(?:[/?#]\S*)?"
 )
-_NOT = "ai are ca could did do does had has have is may might must need ought sha should was were wo would"
+_NOT = "ai are ca could dare did do does had has have is may might must need ought sha should was were wo would"
 _SUBJECT = "i you he she it we they who what when where why how there that this"
-_CONTRACTION = re.compile(
-    rf"({_NOT.replace(' ', '|')}|dare|can)(n['’]?t)((?:['’]ve)?)"
-    rf"|({_SUBJECT.replace(' ', '|')})(['’](?:m|re|s|d|ll|ve))((?:['’]ve)?)"
-    r"|(could|might|must|should|would)(['’]?ve)()|(can)(not)()|(gon|got)(na|ta)()|(let)(['’]s)()"
-    r"|(i)(d|m|ve)()|(he|she|that|what|when|where|who|why|how|there)(s)()|(you|they|we|what)(ve)()|(they|you)(re|ll)()",
-    re.IGNORECASE,
+_BARE = (  # contractions without an apostrophe that are no other words
+    "i d|i m|i ve|he s|she s|that s|what s|when s|where s|who s|why s|how s|there s|you ve|they ve|we ve|what ve|they re|you re|you ll|"
+    "could ve|might ve|must ve|should ve|would ve|can not|gon na|got ta"
 )
+
+
+def _contractions() -> dict[str, tuple[str, ...]]:
+    """Return the words of each contraction, in lower case and with a capital."""
+    found = [tuple(each.split()) for each in _BARE.split("|")]
+    for mark in ("'", "\u2019"):
+        for stem in _NOT.split():
+            found += [(stem, f"n{mark}t"), (stem, f"n{mark}t", f"{mark}ve"), (stem, "nt")]
+        for stem in _SUBJECT.split():
+            for end in ("m", "re", "s", "d", "ll", "ve"):
+                found += [(stem, f"{mark}{end}"), (stem, f"{mark}{end}", f"{mark}ve")]
+        found += [(stem, f"{mark}ve") for stem in ("could", "might", "must", "should", "would")] + [("let", f"{mark}s")]
+    return {"".join(words): words for each in found for words in (each, (each[0].capitalize(), *each[1:]))}
+
+
 _JOINED = frozenset(("):", "(:", ":)", "(=", "[=", "=)", ":>", ":*", ":}", "''", "0:", ":("))  # marks that are one word, such as faces
+_CONTRACTIONS = _contractions()
 _TIME = re.compile(r"(\d{1,2})([ap]\.?m\.?)")
 _WHOLE = frozenset(
     "a.m. Adm. Bros. co. Co. Corp. D.C. Dr. e.g. E.g. E.G. Gen. Gov. i.e. I.e. I.E. Inc. Jr. Ltd. Md. Messrs. Mo. Mont. Mr. Mrs. Ms. p.m. "
     "Ph.D. Prof. Rep. Rev. Sen. St. vs. v.s. Jan. Feb. Mar. Apr. Jun. Jul. Aug. Sep. Sept. Oct. Nov. Dec. Ala. Ariz. Ark. Calif. Colo. "
     "Conn. Del. Fla. Ga. Ia. Id. Ill. Ind. Kan. Kans. Ky. La. Mass. Mich. Minn. Miss. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Okla. "
-    "Ore. Pa. S.C. Tenn. Va. Wash. Wis. 'S 's 'Cause 'cause 'cos 'Cos 'em 'bout 'nuff ma'am o'clock C++ and/or w/o \\t \\n '' :) :-) :( :-( "
-    ";) ;-) :D :-D :P :-P :/ :p ;D XD xD <3 :] :[ =) =( :o :O :| ^_^ -_- -__- :3 :* :-/ :-P 8) (: (; (-:".split()
+    "Ore. Pa. S.C. Tenn. Va. Wash. Wis. 'S 's 'Cause 'cause 'cos 'Cos 'em 'bout 'nuff ma'am o'clock C++ and/or w/o \\t \\n '' :) :-) :( "
+    ":-( ;) ;-) :D :-D :P :-P :/ :p ;D XD xD <3 :] :[ =) =( :o :O :| ^_^ -_- -__- :3 :* :-/ :-P 8) (: (; (-:".split()  # noqa: SIM905
 ) | frozenset(f"{letter}." for letter in "abcdefghijklmnopqrstuvwxyzäöü")
 
 
@@ -75,24 +89,25 @@ class Splitter(Protocol):
         """Return the number of sentences of a line, or at least `most` if it has that many; 1 for an empty line."""
 
 
+class Pieces(dict[str, tuple[str, ...]]):
+    """The words of pieces, which are split when they are first asked for. The garbage collector does not visit tuples of text."""
+
+    def __missing__(self, piece: str) -> tuple[str, ...]:
+        found = self[piece] = tuple(words_of(piece))
+        return found
+
+
 class Words:
     """The splitter without other packages. The words of a piece between blanks depend only on this piece."""
 
     def __init__(self) -> None:
-        self._pieces = dict[str, list[str]]()
+        self._pieces = Pieces()
         self._ends = characters(_SENTENCE_ENDS)
 
     def words(self, text: str) -> list[str]:
-        known = self._pieces
-        if len(known) > CACHED_PIECES:
-            known.clear()
-        found: list[str] = []
-        for piece in text.split():
-            try:
-                found += known[piece]
-            except KeyError:
-                found += known.setdefault(piece, words_of(piece))
-        return found
+        if len(self._pieces) > CACHED_PIECES:
+            self._pieces.clear()
+        return list(chain.from_iterable(map(self._pieces.__getitem__, text.split())))
 
     def sentences(self, line: str, most: int) -> int:
         return count_sentences(((word, word in self._ends or _is_mark(word)) for word in self.words(line)), self._ends, most)
@@ -132,18 +147,16 @@ SPLITTERS: dict[str, type[Splitter]] = {"words": Words, "spacy": Spacy}
 
 def words_of(piece: str) -> list[str]:
     """Return the words of a piece of text without white space."""
-    if piece.isalpha() and piece.isascii() and not _CONTRACTION.fullmatch(piece):
-        return [piece]
     before: list[str] = []
     after: list[str] = []
     while piece and not (whole := _whole(piece)):
-        prefix = _PREFIX.match(piece)
+        prefix = None if piece[0].isalnum() else _PREFIX.match(piece)
         rest = piece[prefix.end() :] if prefix else piece
         if prefix and rest and _whole(rest):
             before.append(prefix[0])
             piece = rest
             continue
-        suffix = _SUFFIX.search(rest)
+        suffix = None if rest.isalpha() else _SUFFIX.search(rest)
         if prefix is None and suffix is None:
             break
         if prefix:
@@ -153,7 +166,10 @@ def words_of(piece: str) -> list[str]:
             after.append(suffix[0])
             piece = rest[: suffix.start()]
     if piece:
-        before += whole or ([piece] if _ADDRESS.fullmatch(piece) else [part for part in _INFIX.split(piece) if part])
+        is_one = piece.isalnum() or ("." in piece and _ADDRESS.fullmatch(piece))
+        before += whole or ([piece] if is_one else [part for part in _INFIX.split(piece) if part])
+    if not after and len(before) == 1:
+        return before
     found = before + after[::-1]
     place = 0
     while len(found) > place + 1:
@@ -195,9 +211,9 @@ def _whole(piece: str) -> list[str] | None:
     """Return the words of a piece that other rules must not split, or None."""
     if piece in _WHOLE:
         return [piece]
-    if found := _CONTRACTION.fullmatch(piece):
-        return [part for part in found.groups() if part]
-    found = _TIME.fullmatch(piece)
+    if piece in _CONTRACTIONS:
+        return [*_CONTRACTIONS[piece]]
+    found = _TIME.fullmatch(piece) if piece[0].isdigit() else None
     return [*found.groups()] if found else None
 
 

@@ -11,7 +11,7 @@ and Penedo et al. 2024 (https://arxiv.org/abs/2406.17557), with the limits and t
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ _PUNCTUATION = (  # further characters that are no letters of Gopher's words
     "0-8 B-1F 21-2F 3A-40 5B-60 7B-9F AB B4 BB 2013-2014 2019 201C-201E 2026 2236 2501 25BA 3001-3002 3008-300D 3010-3011 FF01 FF05 "
     "FF08-FF09 FF0C FF0E FF11 FF1A-FF1B FF1F FF5E"
 )
-_STOP_WORDS = frozenset("the be to of and that have with".split())
+_STOP_WORDS = frozenset(["the", "be", "to", "of", "and", "that", "have", "with"])
 _TOP_LIMITS = {2: 0.20, 3: 0.18, 4: 0.16}
 _REPEAT_LIMITS = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 _ORDERS = np.array([*_TOP_LIMITS, *_REPEAT_LIMITS])
@@ -52,10 +52,11 @@ class ProfileText:
 
     def __init__(self, text: str, splitter: Splitter) -> None:
         self.text, self.splitter = text, splitter
+        self.dropped_lines: int | None = None  # by C4, if it ran
 
-    def replace(self, text: str) -> None:
+    def replace(self, text: str, dropped_lines: int) -> None:
         """Set another text, whose words are split again."""
-        self.__dict__ = {"text": text, "splitter": self.splitter}
+        self.__dict__ = {"text": text, "splitter": self.splitter, "dropped_lines": dropped_lines}
 
     @cached_property
     def words(self) -> list[str]:
@@ -86,7 +87,7 @@ def gopher_repetition(given: ProfileText) -> Iterable[Check]:
 
     tops, repeated = np.zeros((2, len(_ORDERS)), np.int64)
     repetition(given.points, given.starts, _ORDERS, tops, repeated)
-    for place, (order, limit) in enumerate({**_TOP_LIMITS, **_REPEAT_LIMITS}.items()):
+    for place, (order, limit) in enumerate((_TOP_LIMITS | _REPEAT_LIMITS).items()):
         is_top = order in _TOP_LIMITS
         found = tops[place] if is_top else repeated[place]
         yield _above(f"top_{order}_gram" if is_top else f"duplicated_{order}_n_grams", int(found) / len(text), limit)
@@ -118,8 +119,8 @@ def c4(given: ProfileText, *, ends: bool = True) -> Iterable[Check]:
         given: The text.
         ends: Whether lines must end with terminal punctuation.
     """
-    sentences, kept = 0, list[str]()
-    for whole in given.text.splitlines():
+    sentences, kept, lines = 0, list[str](), given.text.splitlines()
+    for whole in lines:
         line = whole.strip()
         words = line.split()
         if len(line) > 1000 and max(map(len, words)) > 1000:
@@ -141,7 +142,7 @@ def c4(given: ProfileText, *, ends: bool = True) -> Iterable[Check]:
             sentences += given.splitter.sentences(line, _SENTENCES - sentences)
         kept.append(line)
     yield _below("too_few_sentences", sentences, _SENTENCES)
-    given.replace("\n".join(kept).strip())
+    given.replace("\n".join(kept).strip(), len(lines) - len(kept))
 
 
 def fineweb(given: ProfileText) -> Iterable[Check]:
@@ -169,10 +170,40 @@ PROFILES: dict[str, tuple[Callable[[ProfileText], Iterable[Check]], ...]] = {
     "fineweb": (gopher_repetition, gopher_quality, _fineweb_c4, fineweb),
 }
 
+MEANINGS = {  # what is true of a document that is dropped
+    "empty": "there is no text",
+    "dup_para_frac": "more than 30% of paragraphs repeat earlier ones",
+    "dup_para_char_frac": "more than 20% of characters are in paragraphs that repeat earlier ones",
+    "dup_line_frac": "more than 30% of lines repeat earlier ones",
+    "dup_line_char_frac": "more than 20% of characters are in lines that repeat earlier ones",
+    **{f"top_{n}_gram": f"the most frequent {n}-gram has more than {limit:.0%} of characters" for n, limit in _TOP_LIMITS.items()},
+    **{
+        f"duplicated_{n}_n_grams": f"more than {limit:.0%} of characters are in {n}-grams that repeat earlier ones"
+        for n, limit in _REPEAT_LIMITS.items()
+    },
+    "gopher_short_doc": "there are fewer than 50 words",
+    "gopher_long_doc": "there are more than 100,000 words",
+    "gopher_below_avg_threshold": "words have fewer than 3 characters on average",
+    "gopher_above_avg_threshold": "words have more than 10 characters on average",
+    "gopher_too_many_hashes": "there are more than 0.1 `#` per word",
+    "gopher_too_many_ellipsis": "there are more than 0.1 ellipses per word",
+    "gopher_too_many_bullets": "more than 90% of lines begin with a bullet",
+    "gopher_too_many_end_ellipsis": "more than 30% of lines end with an ellipsis",
+    "gopher_below_alpha_threshold": "fewer than 80% of words have a letter",
+    "gopher_enough_stop_words": "there are fewer than two of 8 stop words",
+    "lorem_ipsum": 'a line has "lorem ipsum"',
+    "curly_bracket": "a line has `{`",
+    "too_few_sentences": "there are fewer than 5 sentences in the lines that are left",
+    "line_punct_ratio": "fewer than 12% of lines end with a terminal punctuation mark",
+    "short_line_ratio": "more than 67% of lines have at most 30 characters",
+    "char_dup_ratio": "more than 1% of characters are in lines that repeat earlier ones",
+    "list_ratio": "there are more than 0.3 line breaks per word",
+}
+
 
 @step(version=1, identity="version")
 class Profile:
-    """A profile as a step. It returns the document, with C4's text if C4 has changed it, or the first rule that fails.
+    """A profile as a step. It returns the document, or C4's text and number of dropped lines, or the first rule that fails.
 
     Args:
         profile: A key of PROFILES.
@@ -194,7 +225,7 @@ class Profile:
             for reason, value, is_dropped in each(given):
                 if is_dropped:
                     return Drop(reason, value)
-        return document if given.text == document.text else document._replace(text=given.text)
+        return document if given.dropped_lines is None else {"text": given.text, "dropped_lines": given.dropped_lines}
 
 
 def _above(reason: str, value: float, limit: float) -> Check:
