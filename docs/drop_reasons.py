@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from niels_cache_assets.base.reasons import DROP_REASONS, Stage, reasons_of
+from niels_cache_cleaning.profiles import MEANINGS
 
 TARGET = Path(__file__).with_suffix(".md")
 
@@ -66,6 +67,11 @@ STAGES: dict[Stage, tuple[str, str]] = {
     ),
 }
 
+PROFILES = """\
+The shipped [profiles](steps.md#profiles-of-other-projects) drop documents for these reasons, as in `step:fineweb:gopher_short_doc`.
+The names are datatrove's.
+A profile has only the reasons of its rules, in this order."""
+
 
 def page() -> str:
     lines = [INTRODUCTION]
@@ -75,6 +81,9 @@ def page() -> str:
         for name in reasons_of(stage):
             row = DROP_REASONS[name]
             lines.append(f"| `{name}` | {'yes' if row.is_asked else 'no'} | {row.meaning} | {row.advice} |")
+        if stage == "steps":
+            lines += ["", PROFILES, "", "| reason of a profile | meaning |", "| --- | --- |"]
+            lines += [f"| `{name}` | {meaning} |" for name, meaning in MEANINGS.items()]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

@@ -9,6 +9,7 @@ from niels_cache_assets.base.config_path import ConfigPath
 from niels_cache_assets.base.schema import Table
 
 CLEANING = "cleaning"  # the entry that stands for the shipped cleaning
+PROFILES = ("gopher", "gopher-repetition", "c4", "fineweb")  # { profile = "c4" } is short for the shipped step with this setting and name
 EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each text export, so kept columns cannot have these names
 
 
@@ -53,6 +54,10 @@ class StepUse(Table):
     def _of_text(cls, entry: Any, info: ValidationInfo) -> Any:
         base_dir = info.context["base_dir"] if info.context else "."
         entry = {"use": entry} if isinstance(entry, str) else entry
+        if isinstance(entry, Mapping) and "profile" in entry and not {"use", "where"} & entry.keys():
+            if entry["profile"] not in PROFILES:
+                raise ValueError(f"profile is {entry['profile']!r}; set it to {', '.join(PROFILES)}")
+            entry = {"use": "niels_cache_cleaning.profiles:Profile", "name": entry["profile"], **entry}
         return {"folder": base_dir, **entry} if isinstance(entry, Mapping) else entry
 
     @model_validator(mode="after")

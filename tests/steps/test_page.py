@@ -46,22 +46,13 @@ def test_the_examples_run(tmp_path: Path, name: str, settings: dict[str, Any], e
     assert all(bool(each.kept) is (name == "score") for each in outcomes if isinstance(each, Document))
 
 
-<<<<<<< Updated upstream
 def test_the_tables_are_valid(tmp_path: Path) -> None:
-    top, tiers = (parse_toml(table)["pretrain"] for table in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
-    titles = {}
-    for name, keys in [("top", top["web"]), *tiers.items()]:
-        source = PRETRAIN_SOURCES[keys["source"]].model_validate(keys, context={"base_dir": str(tmp_path)})
-        titles[name] = [each.title for each in source.steps]
-    assert titles == {"top": ["drop_short", "Redact", "score", "where"], "web": ["score"], "best": ["where"], "others": ["where"]}
-=======
-def test_the_table_at_the_top_is_valid(tmp_path: Path) -> None:
-    table, scored = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    keys = parse_toml(table)["pretrain"]["web"]
-    source = source_with(tmp_path, *keys.pop("steps"), **keys)
-    assert [each.title for each in source.steps] == ["drop_short", "Redact", "score", "where"]
-    assert [each.title for each in source_with(tmp_path, *parse_toml(scored)["steps"]).steps] == ["FastText", "where"]
->>>>>>> Stashed changes
+    titles = []
+    for table in map(parse_toml, re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)):
+        for keys in table.get("pretrain", {"": {"source": "jsonl", "files": ["*.jsonl"], **table}}).values():
+            source = PRETRAIN_SOURCES[keys["source"]].model_validate(keys, context={"base_dir": str(tmp_path)})
+            titles.append([each.title for each in source.steps])
+    assert titles == [["drop_short", "Redact", "score", "where"], ["score"], ["where"], ["where"], ["FastText", "where"], ["fineweb"]]
 
 
 def test_the_table_of_keys_is_that_of_the_code() -> None:
