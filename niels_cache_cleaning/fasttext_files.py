@@ -1,7 +1,8 @@
 """The form of a model file of fastText, checked before its C++ code reads the file.
 
 That code trusts every number in the file: of a file that was cut off, it reads forever, or takes all memory. Here the numbers are read and
-compared with each other and with the size of the file, and no weight is looked at. A million words take about half a second.
+compared with each other and with the size of the file, and no weight is looked at. The cost grows with
+the number of words.
 
 The form, little-endian: magic number and version, 12 settings and `t`, the numbers of the dictionary, its entries (a word that ends with
 NUL, a count and a kind), pairs of pruned n-grams, the input matrix, and the output matrix. A matrix follows the byte that says whether it

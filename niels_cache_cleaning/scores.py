@@ -16,7 +16,7 @@ from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 
 DIGITS = 6  # of a score, which the reference program prints too; the last bits depend on the processor
 _END = "</s>"  # the word that stands for the end of a line, where the reference program stops reading
-_LINE_END, _END_WORD = re.compile(r"\n+"), re.compile(rf"(?<![^ \r\t\v\f\0]){_END}(?![^ \r\t\v\f\0])")
+_END_WORD = re.compile(rf"(?<![^ \r\t\v\f\0]){_END}(?![^ \r\t\v\f\0])")
 
 
 @step(version=1, identity="version")
@@ -71,7 +71,7 @@ class FastText:
 
 def one_line(text: str) -> str:
     """Return a text as one line of the reference program, without a line end, which has all words of the text."""
-    line = _LINE_END.sub(" ", text)
+    line = text.replace("\n", " ")
     if _END in line:
         line = _END_WORD.sub(" ", line)
     return line if line.isascii() else line.encode(errors="replace").decode()

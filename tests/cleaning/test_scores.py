@@ -57,7 +57,7 @@ def test_scores_are_those_of_the_reference_program(model: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("the river\nand\r\n\nits people\n", "the river and\r its people "),
+        ("the river\nand\r\n\nits people\n", "the river and\r  its people "),
         ("the </s> river\n</s>", "the   river  "),
         ("the\0</s>\triver x</s> </s>y", "the\0 \triver x</s> </s>y"),
         ("the \ud800 river \udfff é", "the ? river ? é"),
