@@ -20,7 +20,7 @@ def repetition(points: Uint32s, starts: Ints, orders: Ints, tops: Ints, repeats:
     Args:
         points: Code points of the words, (characters,).
         starts: Start of each word in `points`, and the end of the last one, (words + 1,).
-        orders: The numbers of words n, (orders,).
+        orders: The numbers of words n, ascending, (orders,).
         tops: Receives the characters of all occurrences of the most frequent n-gram, the first of several, with a blank between words, and
             0 if there are fewer than n words, (orders,).
         repeats: Receives the characters of repeated n-grams that do not overlap, from left to right, without blanks. Two n-grams are
@@ -32,9 +32,13 @@ def repetition(points: Uint32s, starts: Ints, orders: Ints, tops: Ints, repeats:
         size *= 2
     slots, counts = np.zeros(size, np.int32), np.zeros(words + 1, np.int32)
     mask = np.uint64(size - 1)
-    prefix, powers = np.zeros(characters + 1, np.uint64), np.ones(characters + 1, np.uint64)
+    longest = 0
+    for word in range(words):
+        longest = max(longest, starts[min(words, word + orders[-1])] - starts[word])
+    prefix, powers = np.zeros(characters + 1, np.uint64), np.ones(longest + 1, np.uint64)
     for place in range(characters):
         prefix[place + 1] = prefix[place] * _BASE + np.uint64(points[place]) + np.uint64(1)
+    for place in range(longest):
         powers[place + 1] = powers[place] * _BASE
     for index in range(len(orders)):
         order = orders[index]

@@ -22,7 +22,8 @@ _SENTENCE_ENDS = (  # code points that end a sentence, as in spaCy's sentencizer
     "11238-11239 1123B-1123C 112A9 1144B-1144C 115C2-115C3 115C9-115D7 11641-11642 1173C-1173E 11A42-11A43 11A9B-11A9C 11C41-11C42 "
     "16A6E-16A6F 16AF5 16B37-16B38 16B44 1BC9F 1DA88"
 )
-CACHED_PIECES = 200_000  # of all texts of a process, about 50 MB
+CACHED_PIECES, CACHED_CHARACTERS = 200_000, 100  # of a process, about 50 MB, and of a piece
+LONG_PIECE = 1_000  # characters; longer pieces, which no prose has, are cut, because the time for a piece grows with its square
 
 _PUNCTUATION = re.escape("…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪")
 _QUOTES = re.escape("'\"”“`‘´’‚„»«「」『』（）〔〕【】《》〈〉⟦⟧")
@@ -35,9 +36,10 @@ _UNITS = (
 )
 _PREFIX = re.compile(rf"\.\.+|[§%=—–{_PUNCTUATION}{_QUOTES}{_CURRENCY}{_ICON}]|\+(?!\d)")
 _SUFFIX = re.compile(
-    rf"(?:\.\.+|['’][sS]|[—–{_PUNCTUATION}{_QUOTES}{_ICON}]|(?<=\d)(?:\+|[{_CURRENCY}]|{_UNITS})"
+    rf"(?:['’][sS]|[—–{_PUNCTUATION}{_QUOTES}{_ICON}]|(?<=\d)(?:\+|[{_CURRENCY}]|{_UNITS})"
     rf"|(?<=[\d{_LOWER}%²+\-{_PUNCTUATION}{_QUOTES}])\.|(?<=[{_UPPER}][{_UPPER}])\.|(?<=°[FfCcKk])\.)$"
 )
+_SUFFIX_CHARACTERS = 8  # more than the longest
 _INFIX = re.compile(
     rf"(\.\.+|[…{_ICON}]|(?<=\d)[+\-*^](?=[\d-])|(?<=[{_LOWER}{_QUOTES}])\.(?=[{_UPPER}{_QUOTES}])|(?<={_LETTER}),(?={_LETTER})"
     rf"|(?<=[^\W_])(?:---?|[-–—~])(?={_LETTER})|(?<=[^\W_])[:<>=/](?={_LETTER}))"
@@ -70,14 +72,14 @@ def _contractions() -> dict[str, tuple[str, ...]]:
 _JOINED = frozenset(("):", "(:", ":)", "(=", "[=", "=)", ":>", ":*", ":}", "''", "0:", ":("))  # marks that are one word, such as faces
 _CONTRACTIONS = _contractions()
 _TIME = re.compile(r"(\d{1,2})([ap]\.?m\.?)")
-_SPECIAL = (
+_WITH_MARKS = (  # words that end with a mark, and faces
     "a.m. Adm. Bros. co. Co. Corp. D.C. Dr. e.g. E.g. E.G. Gen. Gov. i.e. I.e. I.E. Inc. Jr. Ltd. Md. Messrs. Mo. Mont. Mr. Mrs. Ms. p.m. "
     "Ph.D. Prof. Rep. Rev. Sen. St. vs. v.s. Jan. Feb. Mar. Apr. Jun. Jul. Aug. Sep. Sept. Oct. Nov. Dec. Ala. Ariz. Ark. Calif. Colo. "
     "Conn. Del. Fla. Ga. Ia. Id. Ill. Ind. Kan. Kans. Ky. La. Mass. Mich. Minn. Miss. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Okla. "
     "Ore. Pa. S.C. Tenn. Va. Wash. Wis. 'S 's 'Cause 'cause 'cos 'Cos 'em 'bout 'nuff ma'am o'clock C++ and/or w/o \\t \\n '' :) :-) :( "
     ":-( ;) ;-) :D :-D :P :-P :/ :p ;D XD xD <3 :] :[ =) =( :o :O :| ^_^ -_- -__- :3 :* :-/ :-P 8) (: (; (-:"
 )
-_WHOLE = frozenset(_SPECIAL.split()) | frozenset(f"{letter}." for letter in "abcdefghijklmnopqrstuvwxyzäöü")
+_WHOLE = frozenset(_WITH_MARKS.split()) | frozenset(f"{letter}." for letter in "abcdefghijklmnopqrstuvwxyzäöü")
 
 
 class Splitter(Protocol):
@@ -94,7 +96,11 @@ class Pieces(dict[str, tuple[str, ...]]):
     """The words of pieces, which are split when they are first asked for. The garbage collector does not visit tuples of text."""
 
     def __missing__(self, piece: str) -> tuple[str, ...]:
-        found = self[piece] = tuple(words_of(piece))
+        found = tuple(words_of(piece))
+        if len(piece) <= CACHED_CHARACTERS:
+            if len(self) >= CACHED_PIECES:
+                self.clear()
+            self[piece] = found
         return found
 
 
@@ -106,8 +112,6 @@ class Words:
         self._ends = characters(_SENTENCE_ENDS)
 
     def words(self, text: str) -> list[str]:
-        if len(self._pieces) > CACHED_PIECES:
-            self._pieces.clear()
         return list(chain.from_iterable(map(self._pieces.__getitem__, text.split())))
 
     def sentences(self, line: str, most: int) -> int:
@@ -148,6 +152,8 @@ SPLITTERS: dict[str, type[Splitter]] = {"words": Words, "spacy": Spacy}
 
 def words_of(piece: str) -> list[str]:
     """Return the words of a piece of text without white space."""
+    if len(piece) > LONG_PIECE:
+        return [word for start in range(0, len(piece), LONG_PIECE) for word in words_of(piece[start : start + LONG_PIECE])]
     before: list[str] = []
     after: list[str] = []
     while piece and not (whole := _whole(piece)):
@@ -157,15 +163,14 @@ def words_of(piece: str) -> list[str]:
             before.append(prefix[0])
             piece = rest
             continue
-        suffix = None if rest.isalpha() else _SUFFIX.search(rest)
-        if prefix is None and suffix is None:
+        end = _start_of_suffix(rest)
+        if prefix is None and end == len(rest):
             break
         if prefix:
             before.append(prefix[0])
-        piece = rest
-        if suffix:
-            after.append(suffix[0])
-            piece = rest[: suffix.start()]
+        if end < len(rest):
+            after.append(rest[end:])
+        piece = rest[:end]
     if piece:
         is_one = piece.isalnum() or ("." in piece and _ADDRESS.fullmatch(piece))
         before += whole or ([piece] if is_one else [part for part in _INFIX.split(piece) if part])
@@ -179,6 +184,16 @@ def words_of(piece: str) -> list[str]:
             found[place : place + 2] = [pair]
         place += 1
     return found
+
+
+def _start_of_suffix(piece: str) -> int:
+    """Return where the last mark or unit of a piece begins, or its end."""
+    if piece.isalpha():
+        return len(piece)
+    if piece.endswith(".."):
+        return len(piece.rstrip("."))
+    found = _SUFFIX.search(piece, max(0, len(piece) - _SUFFIX_CHARACTERS))
+    return found.start() if found else len(piece)
 
 
 def count_sentences(words: Any, ends: frozenset[str], most: int) -> int:

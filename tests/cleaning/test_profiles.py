@@ -165,6 +165,13 @@ def test_the_default_splitter(piece: str, words: str) -> None:
     assert Words().words(f" {piece}\u00a0\n{piece}") == words.split() * 2
 
 
+@pytest.mark.parametrize("piece", ["(" * 50_000, "." * 50_000 + "x", "a." * 25_000, "x@" * 25_000, "\u2019s" * 25_000])
+def test_a_long_piece_takes_a_moment_and_is_not_remembered(piece: str) -> None:
+    splitter = Words()
+    assert "".join(splitter.words(piece)) == piece
+    assert not splitter._pieces
+
+
 def test_the_words_do_not_depend_on_what_was_split_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("niels_cache_cleaning.profile_words.CACHED_PIECES", 10)
     splitter = Words()
