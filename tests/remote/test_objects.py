@@ -22,7 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import canonical_json, sha256_text
 from niels_cache_runtime.remote.record import OBJECTS_NAME, TOKENIZER, Record, encode_objects
-from niels_cache_runtime.remote.store import open_store
+from niels_cache_runtime.remote.store import RemoteError, open_store
 from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 from tests.helpers.remote_caches import ADDRESS, Caches, letters
 
@@ -85,6 +85,19 @@ def test_an_objects_json_that_does_not_fit_is_refused(change: Callable[[dict[str
     seal_in_place(s3, letters(caches), change)
     with pytest.raises(NielsCacheError, match=r"objects\.json|newer|where the files"):
         check(ADDRESS)
+
+
+def test_a_small_object_is_asked_for_again_if_obstore_gives_up_its_body(s3: LoopbackS3) -> None:
+    """A process that is frozen while a body comes finds a broken connection when it wakes up, and must not end."""
+    store = open_store(ADDRESS)
+    store.write_if("lease.json", b'{"attempt": 1}', state=None)
+    faults = ["cut"] * 4  # one more than obstore repeats
+    s3.decide = lambda method, key: faults.pop() if method == "GET" and faults else None
+    assert store.get("lease.json", most_bytes=1 << 10).content == b'{"attempt": 1}'
+    assert not faults
+    s3.decide = lambda method, key: "cut"
+    with pytest.raises(RemoteError, match=r"lease\.json: the store refused, or the connection broke"):
+        store.get("lease.json", most_bytes=1 << 10)
 
 
 def test_an_edited_objects_json_is_refused(s3: LoopbackS3, caches: Caches) -> None:
