@@ -77,7 +77,7 @@ def code_identity(target: Callable[..., Any], settings: Mapping[str, Any], files
         files: Further files whose content counts.
 
     Raises:
-        NielsCacheError: If a file cannot be read, or if `identity = "version"` is set without `version`.
+        NielsCacheError: If a file cannot be read, if `identity = "version"` is set without `version`, or if `depends_on` is no list.
     """
     name = f"{target.__module__}:{target.__qualname__}"
     version, kind = getattr(target, "version", None), getattr(target, "identity", "code")
@@ -85,8 +85,11 @@ def code_identity(target: Callable[..., Any], settings: Mapping[str, Any], files
         kind = "code"
     if kind not in ("code", "version") or (kind == "version" and version is None):
         raise NielsCacheError(f"{name}: identity is {kind!r}; set it to 'code', or to 'version' together with a version")
+    own_files = getattr(target, "depends_on", ())
+    if isinstance(own_files, str):
+        raise NielsCacheError(f"{name}: depends_on is {own_files!r}; give a list of files: [{own_files!r}]")
     folder = Path(sys.modules[target.__module__].__file__ or ".").parent
-    paths = {folder / each: str(each) for each in getattr(target, "depends_on", ())} | {Path(each): Path(each).name for each in files}
+    paths = {folder / each: str(each) for each in own_files} | {Path(each): Path(each).name for each in files}
     every = dict[str, str]()
     for path, key in paths.items():  # several may have the same name
         every[key] = every.get(key, "") + _file_sha256(path, name)

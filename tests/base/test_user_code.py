@@ -120,6 +120,9 @@ def test_settings_and_files_count_and_other_modules_do_not(package: Path) -> Non
     (package / "words.txt").unlink()
     with pytest.raises(NielsCacheError, match=r"drop_short: depends_on: .*words\.txt: No such file"):
         code_identity(step, {})
+    step.depends_on = "words.txt"  # type: ignore[attr-defined]
+    with pytest.raises(NielsCacheError, match=r"drop_short: depends_on is 'words\.txt'; give a list of files: \['words\.txt'\]"):
+        code_identity(step, {})
 
 
 def test_a_version_may_stand_for_the_code(package: Path) -> None:
