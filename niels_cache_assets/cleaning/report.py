@@ -93,7 +93,7 @@ class CleaningReport:
         if not isinstance(result, Document):
             self.reject(result, place=self.documents - 1)
 
-    def reject(self, dropped: "RejectedDocument", *, place: int) -> None:
+    def reject(self, dropped: RejectedDocument, *, place: int) -> None:
         """Count a document of the chunk, which was added as kept, as dropped instead.
 
         Args:

@@ -158,36 +158,32 @@ class _HashSpool:
         """Return an index of the hashes, whose owners are the numbers of the texts, and the number of hashes of each text."""
         counts = np.concatenate([np.empty(0, np.int32), *self._counts])
         starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        every, sample = map_spool(self.file, np.uint64), np.empty(0, np.uint64)
+        every, sample = _map_spool(self.file, np.uint64), np.empty(0, np.uint64)
         ranges = -(-len(every) // _SORTED_AT_ONCE)
         if ranges > 1:
             sample = np.sort(every[:: max(1, len(every) // (64 * ranges))])
         edges = sample[np.arange(1, ranges) * len(sample) // max(1, ranges)]
         with TemporaryFile(dir=self._folder) as in_hashes, TemporaryFile(dir=self._folder) as in_owners:
             for number in range(ranges):
-                parts = [*_between(every, starts, edges[number - 1 : number], edges[number : number + 1])]
+                parts = [*_in_range(every, starts, edges, number)]
                 hashes, owners = map(np.concatenate, zip(*parts, strict=True))
                 order = np.argsort(hashes, kind="stable")
                 in_hashes.write(hashes[order].data)
                 in_owners.write(owners[order].data)
-            return HashIndex(map_spool(in_hashes, np.uint64), map_spool(in_owners, np.int32), is_sorted=True), counts
+            return HashIndex(_map_spool(in_hashes, np.uint64), _map_spool(in_owners, np.int32), is_sorted=True), counts
 
 
-def _between(every: Hashes, starts: Ints, low: Hashes, high: Hashes) -> Iterator[tuple[Hashes, Ints]]:
-    """Yield the hashes from `low` (if given) to below `high` (if given) and their owners, for some texts at a time."""
+def _in_range(every: Hashes, starts: Ints, edges: Hashes, number: int) -> Iterator[tuple[Hashes, Ints]]:
+    """Yield the hashes of one of the ranges that `edges` divide, and their owners, for some texts at a time."""
     firsts = np.searchsorted(starts, np.arange(0, len(every), _SORTED_AT_ONCE)).tolist()
     for first, stop in zip(firsts, [*firsts[1:], len(starts) - 1], strict=True):
         hashes = every[starts[first] : starts[stop]]
         owners = np.repeat(np.arange(first, stop, dtype=np.int32), np.diff(starts[first : stop + 1]))
-        chosen = np.ones(len(hashes), dtype=bool)
-        for edge in low:
-            chosen &= hashes >= edge
-        for edge in high:
-            chosen &= hashes < edge
+        chosen = edges.searchsorted(hashes, side="right") == number
         yield hashes[chosen], owners[chosen]
 
 
-def map_spool(file: Any, dtype: Any) -> Array:
+def _map_spool(file: Any, dtype: Any) -> Array:
     """Return what was written to a file, mapped. The map stays valid when the file is closed."""
     file.flush()
     size = file.tell()
@@ -260,8 +256,8 @@ class TextSet:
         if self.sealed:
             return
         self._starts = np.cumsum(np.concatenate([[0], *self._sizes]), dtype=np.int64)
-        self._hashes: Hashes = map_spool(self._spool, np.uint64)
-        self._every_digest: Bytes = map_spool(self._digests, np.uint8).reshape(self._count, DIGEST_BYTES)
+        self._hashes: Hashes = _map_spool(self._spool, np.uint64)
+        self._every_digest: Bytes = _map_spool(self._digests, np.uint8).reshape(self._count, DIGEST_BYTES)
         self._by_digest = HashIndex(_first_words(self._every_digest), np.arange(self._count, dtype=np.int32))
         count = len(self._hashes)
         bits = max(6, (count * _BITS_PER_SHINGLE - 1).bit_length())
