@@ -22,6 +22,7 @@ from typing import Any
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.fingerprint import Identity
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import sha256_file
 
 _DECIDED = {"kind", "ctx"}  # fields of syntax trees without a meaning of their own
 _INSTALLED = {"site-packages", "dist-packages"}  # folders in which modules side by side do not belong together
@@ -182,7 +183,12 @@ def _tokens(tree: ast.AST, imports: list[ast.Import | ast.ImportFrom]) -> Iterat
 
 def _file_sha256(path: Path, name: str) -> str:
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        stat = path.stat()
     except OSError as error:
         raise NielsCacheError(f"{name}: depends_on: {path}: {error.strerror or error}; correct the path") from error
+    return _content_sha256(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=1024)  # a model may have gigabytes, and each look at a data set asks for its hash
+def _content_sha256(path: Path, _changed: int, _size: int) -> str:
+    return sha256_file(path)
