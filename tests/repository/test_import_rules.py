@@ -89,9 +89,9 @@ import sys
 import niels_cache_assets.exchange.formats, niels_cache_assets.exchange.hf, niels_cache_assets.cli.commands.export
 from niels_cache_assets.cli.parser import import_command
 import_command("import")
-from niels_cache_assets.exchange import load_format
+from niels_cache_assets.base.beside import load_beside
 before = [name for name in sys.modules if name.startswith("niels_cache_formats")]
-load_format("npy")
+load_beside("formats", "npy")
 print(before, sorted(name for name in sys.modules if name.startswith("niels_cache_formats")))
 """
     done = programs.run("-c", script, cwd=ROOT)
