@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import niels_cache_runtime
+from tests import size
 from tests.helpers import programs
 
 ROOT = Path(niels_cache_runtime.__file__).parent.parent
 RUNTIME = sorted((ROOT / "niels_cache_runtime").rglob("*.py"))
-BESIDE = {name: sorted((ROOT / name).rglob("*.py")) for name in ("niels_cache_cleaning", "niels_cache_corpora", "niels_cache_formats")}
+BESIDE = {name: sorted((ROOT / name).rglob("*.py")) for name in size.BESIDE}
 ASSETS = [*sorted((ROOT / "niels_cache_assets").rglob("*.py")), *chain(*BESIDE.values())]
 RUNTIME_MAY_IMPORT = sys.stdlib_module_names | {"numpy", "torch", "niels_cache_runtime"}
 OPTIONAL = {
