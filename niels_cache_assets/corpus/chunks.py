@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents, DropReport
 from niels_cache_assets.base.fingerprint import Identity
 from niels_cache_assets.base.parallel import CallMark
 from niels_cache_assets.build_cache.resume import resume_stream
-from niels_cache_assets.cleaning import load_cleaning
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.dedup.signatures import Signatures, Signer
@@ -262,7 +262,7 @@ def new_report(seed: int, first: int = 0, *, cleaning: CleaningSettings | None) 
     from niels_cache_assets.cleaning.measures import MeasureHistograms
     from niels_cache_assets.cleaning.report import CleaningReport
 
-    measures = None if cleaning is None else MeasureHistograms(load_cleaning("measuring").limits_of(cleaning))
+    measures = None if cleaning is None else MeasureHistograms(load_beside("cleaning", "measuring").limits_of(cleaning))
     return CleaningReport(seed, first, measures=measures)
 
 

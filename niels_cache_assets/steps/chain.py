@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.documents import Document, describe_origin
 from niels_cache_assets.base.fingerprint import Identity
-from niels_cache_assets.cleaning import load_cleaning
 from niels_cache_assets.cleaning.report import EXCERPT_CHARACTERS, CleaningReport, RejectedDocument
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.sources.reading.files import valid_unicode
@@ -132,7 +132,7 @@ class DocumentChain:
         kinds = self.cleaning.mask if self.cleaning is not None else ()
         if not kinds:
             return named
-        mask = load_cleaning("masks").mask
+        mask = load_beside("cleaning", "masks").mask
         return named._replace(text=mask(named.text, kinds)[0], title=named.title and mask(named.title, kinds)[0])
 
     @cached_property
@@ -329,7 +329,7 @@ def _python(value: Any) -> Any:
 
 @lru_cache(maxsize=2)  # one cleaner for plain text, one for markup
 def _cleaner(settings: CleaningSettings, plain_text: bool) -> Any:
-    return load_cleaning("chain").Cleaner(settings, plain_text=plain_text)
+    return load_beside("cleaning", "chain").Cleaner(settings, plain_text=plain_text)
 
 
 def with_writable_names(document: Document) -> Document:

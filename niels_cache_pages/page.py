@@ -23,9 +23,15 @@ from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.inspection.samples import notable
-from niels_cache_assets.plots.drawing import Picture, as_svg
-from niels_cache_assets.plots.measures import measure_cache
-from niels_cache_assets.plots.pictures import (
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.reports import page_path
+from niels_cache_assets.reports.cache import CODE_VERSION, CacheItem, CacheReport
+from niels_cache_assets.reports.history import date
+from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
+from niels_cache_assets.tokenizer.measures import characters_per_token_by_source
+from niels_cache_pages.drawing import Picture, as_svg
+from niels_cache_pages.measures import measure_cache
+from niels_cache_pages.pictures import (
     cache_pictures,
     corpus_pictures,
     format_measure,
@@ -34,12 +40,6 @@ from niels_cache_assets.plots.pictures import (
     ratios_picture,
     similarity_pictures,
 )
-from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.reports import page_path
-from niels_cache_assets.reports.cache import CODE_VERSION, CacheItem, CacheReport
-from niels_cache_assets.reports.history import date
-from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
-from niels_cache_assets.tokenizer.measures import characters_per_token_by_source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import sha256_text
@@ -57,7 +57,7 @@ def tuning_path(root: Path, name: str) -> Path:
 
 
 def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[str], None] = lambda name: None) -> Drawings:
-    """Return the pictures of each folder as data. The pass of plots/measures.py over a cache takes at most a second or two.
+    """Return the pictures of each folder as data. The pass of measures.py over a cache takes at most a second or two.
 
     Args:
         registry: The configuration.
@@ -147,7 +147,7 @@ def _figures(path: Path) -> Callable[[Picture, str], Markup]:
 
 
 def render_tuning(found: Mapping[str, Any]) -> str:
-    """Return the page of a data set with a corpus, given the result of `tuning` in reports/tuning.py."""
+    """Return the page of a data set with a corpus, given the result of `tuning` in tuning.py."""
     cleaning, duplicates = found["cleaning"], found["duplicates"]
     languages = by_count(cleaning["languages"]) if cleaning else []
     others = sum(count for _, count in languages[_LANGUAGES:])
