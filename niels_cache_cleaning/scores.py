@@ -15,8 +15,10 @@ from niels_cache_cleaning.fasttext_files import check_model
 from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 
 DIGITS = 6  # of a score, which the reference program prints too; the last bits depend on the processor
+LABEL_PREFIX = "__label__"
 _END = "</s>"  # the word that stands for the end of a line, where the reference program stops reading
 _END_WORD = re.compile(rf"(?<![^ \r\t\v\f\0]){_END}(?![^ \r\t\v\f\0])")
+_BLANKS = re.compile(r"[ \t\r\v\f\0]+")
 
 
 @step(version=1, identity="version")
@@ -77,16 +79,22 @@ def one_line(text: str) -> str:
     return line if line.isascii() else line.encode(errors="replace").decode()
 
 
+def words_of(text: str) -> str:
+    """Return the words of `one_line` that count for a classifier, with one blank between them.
+
+    The reference program skips words that begin as its labels do: in a text that is scored, but not in one that it learns from, where they
+    would be labels. Two texts with the same result have the same score.
+    """
+    return " ".join(word for word in _BLANKS.split(one_line(text)) if word and not word.startswith(LABEL_PREFIX))
+
+
 def load_model(path: Path) -> Any:
     """Load a supervised model with fastText.
 
     Raises:
         NielsCacheError: If fastText is not installed, cannot read the file, or the model is not supervised.
     """
-    try:
-        import fasttext
-    except ImportError as error:
-        raise NielsCacheError("FastText needs fasttext-community; install it: pip install 'niels-cache[classifier]'") from error
+    fasttext = import_fasttext()
     check_model(path)
     try:
         return fasttext.load_model(str(path))
@@ -94,3 +102,16 @@ def load_model(path: Path) -> Any:
         raise NielsCacheError(
             f"{path}: fastText cannot load the model ({type(error).__name__}: {error}); train or copy it again"
         ) from error
+
+
+def import_fasttext() -> Any:
+    """Return the module `fasttext`.
+
+    Raises:
+        NielsCacheError: If it is not installed.
+    """
+    try:
+        import fasttext
+    except ImportError as error:
+        raise NielsCacheError("FastText needs fasttext-community; install it: pip install 'niels-cache[classifier]'") from error
+    return fasttext
