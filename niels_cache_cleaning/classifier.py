@@ -16,20 +16,19 @@ import json
 import os
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from itertools import chain, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
 
 from niels_cache_assets.base.documents import Document, DropReport
 from niels_cache_assets.base.wording import UNKNOWN, format_count, format_share
-from niels_cache_assets.sources.types import PretrainSource, Siblings, StreamContext
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
-from niels_cache_cleaning.classifier_report import Scored, report_of
+from niels_cache_cleaning.classifier_inputs import Given
+from niels_cache_cleaning.classifier_report import NewFile, Scored, open_files, report_of
 from niels_cache_cleaning.classifier_training import TrainingSettings, train
 from niels_cache_cleaning.scores import LABEL_PREFIX, FastText, import_fasttext, words_of
 from niels_cache_runtime.errors import NielsCacheError
@@ -45,66 +44,18 @@ Balance = Literal["sample", "repeat", "none"]
 OnProgress = Callable[[str, int, int], None]  # the step, and its finished and all bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """Documents that an option names.
-
-    Attributes:
-        option: The option.
-        names: What it names.
-        sources: The sources of these documents.
-        siblings: The data sets of the configuration.
-        limit: The number of documents to read. None: all.
-    """
-
-    option: str
-    names: Sequence[str]
-    sources: Sequence[PretrainSource]
-    siblings: Siblings
-    limit: int | None = None
-
-    @property
-    def bytes(self) -> int:
-        """The size of the files, as far as it is known."""
-        files = chain.from_iterable(getattr(source, "files", ()) for source in self.sources)
-        return sum(os.path.getsize(file) for file in files if os.path.isfile(file))
-
-    def documents(self, report: DropReport) -> Iterator[Document]:
-        """Yield the documents, and add those that cannot be read to the report.
-
-        Raises:
-            NielsCacheError: If there is none.
-        """
-        hints, is_empty = [], True
-
-        def all_sources() -> Iterator[Document]:
-            for source in self.sources:
-                context = StreamContext(seed=0, siblings=self.siblings)
-                yield from chain.from_iterable(source.documents(context))
-                report.join(context.report)
-                hints.extend(context.report.hints)
-
-        for document in islice(all_sources(), self.limit):
-            is_empty = False
-            yield document
-        if is_empty:
-            dropped = [f"{reason} {count:,}" for reason, count in report.dropped.items()]
-            why = "; ".join([*hints, *dropped]) or "name other files"
-            raise NielsCacheError(f"{self.option} {' '.join(self.names)}: holds no document; {why}")
-
-
 class Examples:
     """The different texts of both sides."""
 
-    def __init__(self, folder: Path, *, held_out: float, seed: int) -> None:
+    def __init__(self, new_file: NewFile, *, held_out: float, seed: int) -> None:
         """Create an empty set.
 
         Args:
-            folder: The folder of the unlinked file.
+            new_file: Opens the file in which the texts wait.
             held_out: The share of the texts that is held out.
             seed: The seed of the order.
         """
-        self._file = TemporaryFile(dir=folder)  # noqa: SIM115  (open as long as this object)
+        self._file = new_file()
         self._held_out, self._key = int(held_out * 2.0**64), seed.to_bytes(8, "little")
         self._numbers: dict[bytes, int] = {}  # by digest
         self._sides, self._starts, self._order, self._is_held_out = [], [], [], []  # type: ignore[var-annotated]
@@ -209,18 +160,18 @@ class Evaluation:
         bad: Bad documents.
         on: Documents to count at each threshold. None: those that are held out.
         held_out: The share of the texts that is held out.
-        tokenizer: The tokenizer of the tokens to count. None: words are counted.
         similarity: The similarity of near copies.
         progress: Called with the step, and its finished and all bytes.
+        tokenizer: The tokenizer of the tokens to count. None: words are counted.
     """
 
     good: Given
     bad: Given
-    on: Given | None
+    on: Given | None = None
     held_out: float
-    tokenizer: TextTokenizer | None
     similarity: float
     progress: OnProgress
+    tokenizer: TextTokenizer | None = None
 
     def train(self, out: Path, arguments: Namespace) -> dict[str, Any]:
         """Write the classifier, and return its report.
@@ -231,8 +182,9 @@ class Evaluation:
         """
         settings = TrainingSettings(**{each.name: getattr(arguments, each.name) for each in fields(TrainingSettings)})
         import_fasttext()  # before anything is read
-        with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-            examples = self._read(Path(folder), settings.seed)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder, open_files(folder) as new_file:
+            examples = self._read(new_file, settings.seed)
             for side in SIDES:
                 examples.numbers(side, held_out=True)  # raises an error before the training
             lines, model = Path(folder, "lines.txt"), Path(folder, "model.bin")
@@ -243,34 +195,34 @@ class Evaluation:
             with open(model, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(model, out)
-            return {**self._report(examples, out, LABELS["good"], Path(folder)), "training": training}
+            return {**self._report(examples, out, LABELS["good"], new_file), "training": training}
 
     def run(self, model: Path, label: str) -> dict[str, Any]:
         """Return the report of a classifier."""
         FastText(str(model), label)  # its errors come before anything is read
-        with TemporaryDirectory(prefix="niels-cache-") as folder:
-            return self._report(self._read(Path(folder), 0), model, label, Path(folder))
+        with open_files(None) as new_file:
+            return self._report(self._read(new_file, 0), model, label, new_file)
 
     def _count(self, text: str) -> int:
         if self.tokenizer is None:
             return len(text.split())
         return self.tokenizer.count_tokens([text.encode(errors="replace").decode()])  # it may refuse lone surrogates
 
-    def _read(self, folder: Path, seed: int) -> Examples:
-        examples = Examples(folder, held_out=self.held_out, seed=seed)
+    def _read(self, new_file: NewFile, seed: int) -> Examples:
+        examples = Examples(new_file, held_out=self.held_out, seed=seed)
         for side, given in zip(SIDES, (self.good, self.bad), strict=True):
             examples.read(side, given)
         return examples
 
-    def _report(self, examples: Examples, model: Path, label: str, folder: Path) -> dict[str, Any]:
+    def _report(self, examples: Examples, model: Path, label: str, new_file: NewFile) -> dict[str, Any]:
         step = FastText(str(model), label)
-        tested = Scored(folder, step.score, self._count)
+        tested = Scored(new_file, step.score, self._count)
         for side, document in examples.held_out():
             tested.add(document, side)
             self.progress("scoring", tested.characters, examples.held_out_characters)
         stays, of, dropped = tested, "the held-out documents", {}
         if self.on is not None:
-            stays, of, report = Scored(folder, step.score, self._count), " ".join(self.on.names), DropReport()
+            stays, of, report = Scored(new_file, step.score, self._count), " ".join(self.on.names), DropReport()
             size = self.on.bytes
             for document in self.on.documents(report):
                 stays.add(document)

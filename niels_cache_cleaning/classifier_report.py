@@ -9,9 +9,9 @@ The memory is about 250 bytes for each document. Its signature (512 bytes) and i
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,19 +33,29 @@ _AT_ONCE = 1 << 16  # signatures or pairs
 Floats = NDArray[np.float64]
 
 
+NewFile = Callable[[], IO[bytes]]
+
+
+@contextmanager
+def open_files(folder: str | None) -> Iterator[NewFile]:
+    """Yield a function that opens unlinked files in a folder, or in the system's folder. They are closed at the end of the block."""
+    with ExitStack() as files:
+        yield lambda: files.enter_context(TemporaryFile(dir=folder))
+
+
 class Scored:
     """Documents with their scores and tokens."""
 
-    def __init__(self, folder: Path, score: Callable[[str], float], count: Callable[[str], int]) -> None:
+    def __init__(self, new_file: NewFile, score: Callable[[str], float], count: Callable[[str], int]) -> None:
         """Create an empty list of documents.
 
         Args:
-            folder: The folder of the unlinked files.
+            new_file: Opens the files of excerpts and signatures.
             score: Returns the score of a text.
             count: Counts the tokens of a text.
         """
         self._score, self._count = score, count
-        self._excerpts, self._slots = TemporaryFile(dir=folder), TemporaryFile(dir=folder)  # noqa: SIM115  (open as long as this object)
+        self._excerpts, self._slots = new_file(), new_file()
         self._starts, self._digests, self._unsigned = list[int](), list[bytes](), list[str]()
         self._signer = Signer()
         self.scores, self.tokens, self.sides = list[float](), list[int](), list[str | None]()

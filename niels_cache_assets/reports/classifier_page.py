@@ -8,7 +8,7 @@ from niels_cache_assets.plots.drawing import MAIN, REST, WARNED, Picture
 from niels_cache_assets.reports.page import _rendered
 
 # The curve of precision and recall, in points.
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 400, 300, 40, 10, 40
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 300, 50, 20, 32, 36
 
 
 def render(report: Mapping[str, Any]) -> str:
@@ -25,7 +25,7 @@ def render(report: Mapping[str, Any]) -> str:
         tokens=_tokens(report["stays"]),
         curve=[{**point, **_place(point["recall"], point["precision"])} for point in report["curve"]],
         marks=[{**row, **_place(row["recall"], row["precision"])} for row in report["thresholds"] if row["precision"] is not None],
-        area={"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "right": WIDTH - 10, "bottom": HEIGHT - BOTTOM},
+        area={"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "right": WIDTH - RIGHT, "bottom": HEIGHT - BOTTOM},
         steps=[{"label": f"{step / 5:.1f}", **_place(step / 5, step / 5)} for step in range(6)],
     )
 
@@ -33,7 +33,7 @@ def render(report: Mapping[str, Any]) -> str:
 def _place(recall: float, precision: float) -> dict[str, float]:
     """Return where a point of the curve is drawn."""
     bottom = HEIGHT - BOTTOM
-    return {"x": round(LEFT + recall * (WIDTH - 10 - LEFT), 1), "y": round(bottom - precision * (bottom - TOP), 1)}
+    return {"x": round(LEFT + recall * (WIDTH - RIGHT - LEFT), 1), "y": round(bottom - precision * (bottom - TOP), 1)}
 
 
 def _histograms(bins: Sequence[Mapping[str, Any]]) -> list[Picture]:

@@ -6,19 +6,12 @@ The code is in niels_cache_cleaning/classifier.py. `train` writes the classifier
 from __future__ import annotations
 
 import argparse
-import os
-import re
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import WHERE, Command, fraction, integer_at_least, option, switch
 from niels_cache_assets.cli.console import display, new_table, print_facts
 from niels_cache_runtime.errors import NielsCacheError
-
-if TYPE_CHECKING:
-    from niels_cache_assets.project.registry import Registry
-    from niels_cache_assets.sources.types import PretrainSource, Siblings
 
 BALANCES = ("sample", "repeat", "none")
 _PATHS = "files, folders (as for `clean`) and names of data sets"
@@ -29,7 +22,7 @@ COMMAND = Command(
         option("model", "MODEL", "evaluate: the classifier", nargs="?"),
         option("--good", "PATH", f"good documents: {_PATHS}", nargs="+", required=True),
         option("--bad", "PATH", "bad documents", nargs="+", required=True),
-        option("--out", "FILE", "train: the classifier to write; the page is beside it (evaluate: the page)"),
+        option("--out", "FILE", "train: the classifier to write, with a page FILE.html; evaluate: the page (default: MODEL.evaluation.html)"),
         switch("--force", "replace existing files"),
     ),
     groups={
@@ -70,7 +63,7 @@ COMMAND = Command(
     usage="train|evaluate [MODEL] --good PATH ... --bad PATH ... ",
     description="""\
 train: learn to tell good documents from bad ones with fastText, in one thread, and write the classifier
-and a page about it, FILE.html. The page and --json have precision, recall and F1 at each threshold, on
+and a page about it beside it. The page and --json have precision, recall and F1 at each threshold, on
 texts that were held out; how many documents, tokens and unique tokens stay; and excerpts of the documents
 near each threshold and of the worst errors. The command prints the steps that score a data set.
 
@@ -90,10 +83,10 @@ docs/classifiers.md explains the numbers.""",
 
 def run(arguments: argparse.Namespace) -> None:
     """Train or evaluate, and write the page."""
-    from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
     from niels_cache_assets.cleaning import load_cleaning
     from niels_cache_assets.cli.commands.tokenizer import open_model
     from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.cli.detection import sources_of
     from niels_cache_assets.cli.progress import transfer_steps
     from niels_cache_assets.reports.classifier_page import render
     from niels_cache_assets.reports.page import write_page
@@ -102,54 +95,32 @@ def run(arguments: argparse.Namespace) -> None:
     if is_new == bool(arguments.model) or (is_new and not arguments.out):
         raise NielsCacheError(f"{WHERE}: train takes --out FILE and no MODEL; evaluate takes MODEL")
     model = Path(arguments.out if is_new else arguments.model)
-    page = Path(arguments.out or model).with_suffix(".html" if arguments.out else ".evaluation.html")
-    held_out = arguments.held_out or (0.1 if is_new else 1.0)
+    page = Path(f"{model}.html" if is_new else arguments.out or f"{model}.evaluation.html")
+    held_out = (0.1 if is_new else 1.0) if arguments.held_out is None else arguments.held_out
     if not 0 < held_out < 1 + (not is_new) or arguments.lr <= 0:
         raise NielsCacheError(f"{WHERE}: --held-out is above 0 and below 1, and --lr is above 0")
     for path in (model, page) if is_new else (page,):
         if path.is_dir() or (path.exists() and not arguments.force):
             raise NielsCacheError(f"{path}: is there already; replace it with --force, or name another file with --out")
-        path.parent.mkdir(parents=True, exist_ok=True)
     registry, root = open_registry(arguments)
-    readers, classifier = with_corpus_readers(registry, root), load_cleaning("classifier")
-
-    def given(name: str) -> Any:
-        paths = getattr(arguments, name) or []
-        sources = _sources(paths, readers, registry, arguments.text_field)
-        return classifier.Given(option=f"--{name}", names=paths, sources=sources, siblings=readers, limit=arguments.limit)
-
-    tokenizer = open_model(arguments.tokenizer, registry, root)[1] if arguments.tokenizer else None
+    classifier = load_cleaning("classifier")
+    given = load_cleaning("classifier_inputs").documents_given(
+        arguments, registry, root, partial(sources_of, text_field=arguments.text_field)
+    )
+    if arguments.tokenizer:
+        given["tokenizer"] = open_model(arguments.tokenizer, registry, root)[1]
     with transfer_steps("reading") as progress:
-        evaluation = classifier.Evaluation(
-            good=given("good"),
-            bad=given("bad"),
-            on=given("on") if arguments.on else None,
-            held_out=held_out,
-            tokenizer=tokenizer,
-            similarity=registry.dedup.threshold,
-            progress=progress,
-        )
+        evaluation = classifier.Evaluation(**given, held_out=held_out, similarity=registry.dedup.threshold, progress=progress)
         report = evaluation.train(model, arguments) if is_new else evaluation.run(model, arguments.label)
     write_page(page, render(report))
     if print_facts(arguments, report):
         return
     for line in classifier.lines_about(report):
         display(line)
-    rows = classifier.rows_of(report)
-    table = new_table(*rows[0], right=rows[0])
-    for row in rows[1:]:
+    head, *rows = classifier.rows_of(report)
+    table = new_table(*head, right=head)
+    for row in rows:
         table.add_row(*row)
     display(table)
     display(f"{page}: the documents near each threshold, and the worst errors; to score a data set, add to its table:", style="bold")
     display(classifier.table_entry(report, Path(registry.origin).parent))
-
-
-def _sources(paths: Sequence[str], readers: Siblings, registry: Registry, text_field: str | None) -> list[PretrainSource]:
-    """Return the sources of data sets, files and folders."""
-    from niels_cache_assets.cli.detection import sources_of
-
-    files = [path for path in paths if path not in readers]
-    for path in files:
-        if re.fullmatch(r"[\w-]+", path) and not os.path.exists(path):
-            registry.refuse_data_set(WHERE, "no file and no pretrain data set", path, readers)
-    return [readers[path] for path in paths if path in readers] + sources_of(files, text_field=text_field)
