@@ -20,7 +20,6 @@ from niels_cache_assets.base.documents import Document, DropReport
 from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.detection import sources_of
-from niels_cache_assets.reports import classifier_page
 from niels_cache_assets.steps.chain import DocumentChain
 from niels_cache_cleaning import classifier, classifier_training
 from niels_cache_cleaning.classifier import LABELS, SIDES, Examples
@@ -28,6 +27,7 @@ from niels_cache_cleaning.classifier_inputs import Given
 from niels_cache_cleaning.classifier_report import NewFile, Scored, open_files, report_of
 from niels_cache_cleaning.classifier_training import TrainingSettings
 from niels_cache_cleaning.scores import FastText, one_line, words_of
+from niels_cache_pages import classifier as classifier_page
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.user_steps import documents_of, source_with
 

@@ -22,7 +22,9 @@ COMMAND = Command(
         option("model", "MODEL", "evaluate: the classifier", nargs="?"),
         option("--good", "PATH", f"good documents: {_PATHS}", nargs="+", required=True),
         option("--bad", "PATH", "bad documents", nargs="+", required=True),
-        option("--out", "FILE", "train: the classifier to write, with a page FILE.html; evaluate: the page (default: MODEL.evaluation.html)"),
+        option(
+            "--out", "FILE", "train: the classifier to write, and a page FILE.html; evaluate: the page (MODEL.evaluation.html)"
+        ),
         switch("--force", "replace existing files"),
     ),
     groups={
@@ -83,13 +85,11 @@ docs/classifiers.md explains the numbers.""",
 
 def run(arguments: argparse.Namespace) -> None:
     """Train or evaluate, and write the page."""
-    from niels_cache_assets.cleaning import load_cleaning
+    from niels_cache_assets.base.beside import load_beside
     from niels_cache_assets.cli.commands.tokenizer import open_model
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.detection import sources_of
     from niels_cache_assets.cli.progress import transfer_steps
-    from niels_cache_assets.reports.classifier_page import render
-    from niels_cache_assets.reports.page import write_page
 
     is_new = arguments.action == "train"
     if is_new == bool(arguments.model) or (is_new and not arguments.out):
@@ -103,8 +103,8 @@ def run(arguments: argparse.Namespace) -> None:
         if path.is_dir() or (path.exists() and not arguments.force):
             raise NielsCacheError(f"{path}: is there already; replace it with --force, or name another file with --out")
     registry, root = open_registry(arguments)
-    classifier = load_cleaning("classifier")
-    given = load_cleaning("classifier_inputs").documents_given(
+    classifier = load_beside("cleaning", "classifier")
+    given = load_beside("cleaning", "classifier_inputs").documents_given(
         arguments, registry, root, partial(sources_of, text_field=arguments.text_field)
     )
     if arguments.tokenizer:
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> None:
     with transfer_steps("reading") as progress:
         evaluation = classifier.Evaluation(**given, held_out=held_out, similarity=registry.dedup.threshold, progress=progress)
         report = evaluation.train(model, arguments) if is_new else evaluation.run(model, arguments.label)
-    write_page(page, render(report))
+    load_beside("pages", "page").write_page(page, load_beside("pages", "classifier").render(report))
     if print_facts(arguments, report):
         return
     for line in classifier.lines_about(report):

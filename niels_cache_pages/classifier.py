@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from niels_cache_assets.base.wording import file_size, format_count, format_share
-from niels_cache_assets.plots.drawing import MAIN, REST, WARNED, Picture
-from niels_cache_assets.reports.page import _rendered
+from niels_cache_pages.drawing import MAIN, REST, WARNED, Picture
+from niels_cache_pages.page import render_template
 
 # The curve of precision and recall, in points.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 300, 50, 20, 32, 36
@@ -13,7 +13,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 300, 50, 20, 32, 36
 
 def render(report: Mapping[str, Any]) -> str:
     """Return the page."""
-    return _rendered(
+    return render_template(
         "classifier.html",
         report=report,
         lines=_facts(report),
