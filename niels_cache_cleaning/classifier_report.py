@@ -144,6 +144,7 @@ def report_of(tested: Scored, stays: Scored, *, similarity: float) -> dict[str, 
         stays: Documents to count at each threshold.
         similarity: The similarity of near copies.
     """
+    groups = stays.groups(similarity)
     scores, is_good = np.array(tested.scores), np.array([side == "good" for side in tested.sides])
     rows = [_row(threshold, scores, is_good) for threshold in THRESHOLDS]
     best = max(rows, key=lambda row: (row["f1"], -abs(row["threshold"] - 0.5)))
@@ -156,8 +157,8 @@ def report_of(tested: Scored, stays: Scored, *, similarity: float) -> dict[str, 
         "average_precision": round(float(np.sum(np.diff(recall, prepend=0.0) * precision)), 6),
         "curve": curve,
         "histogram": _histogram(scores, is_good),
-        "stays": _stays(stays, similarity),
-        "nearest": _nearest(stays),
+        "stays": _stays(stays, groups, similarity),
+        "nearest": _nearest(stays, groups),
         "errors": {
             side: [tested.sample(number) for number in numbers[:ERRORS].tolist()] for side, numbers in (("good", good), ("bad", bad))
         },
@@ -199,9 +200,9 @@ def _histogram(scores: Floats, is_good: Bools) -> list[dict[str, Any]]:
     return [{"from": number / _BINS, "to": (number + 1) / _BINS, "good": good[number], "bad": bad[number]} for number in range(_BINS)]
 
 
-def _stays(documents: Scored, similarity: float) -> dict[str, Any]:
+def _stays(documents: Scored, groups: Ints, similarity: float) -> dict[str, Any]:
     """Return how many documents, tokens and unique tokens there are, and stay at each threshold."""
-    scores, tokens, groups = np.array(documents.scores), np.array(documents.tokens), documents.groups(similarity)
+    scores, tokens = np.array(documents.scores), np.array(documents.tokens)
 
     def counted(chosen: Ints) -> dict[str, int]:
         _, first = np.unique(groups[chosen], return_index=True)
@@ -212,9 +213,10 @@ def _stays(documents: Scored, similarity: float) -> dict[str, Any]:
     return {**counted(np.arange(len(scores))), "copies": copies, "similarity": similarity, "thresholds": rows}
 
 
-def _nearest(documents: Scored) -> list[Mapping[str, Any]]:
-    """Return the documents nearest to each threshold, on both sides."""
+def _nearest(documents: Scored, groups: Ints) -> list[Mapping[str, Any]]:
+    """Return the documents nearest to each threshold, on both sides, without copies."""
     order = np.argsort(documents.scores, kind="stable")
+    order = order[groups[order] == order]
     ends = np.searchsorted(np.array(documents.scores)[order], THRESHOLDS, side="right").tolist()
     return [
         {
