@@ -13,6 +13,7 @@ text, and the weights of the classifier.
 
 import hashlib
 import json
+import math
 import os
 from argparse import Namespace
 from collections import Counter
@@ -26,11 +27,12 @@ import numpy as np
 
 from niels_cache_assets.base.documents import Document, DropReport
 from niels_cache_assets.base.wording import UNKNOWN, format_count, format_share
+from niels_cache_assets.base.wording import label as reason_label
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_cleaning.classifier_inputs import Given
 from niels_cache_cleaning.classifier_report import NewFile, Scored, open_files, report_of
 from niels_cache_cleaning.classifier_training import TrainingSettings, train
-from niels_cache_cleaning.scores import LABEL_PREFIX, FastText, import_fasttext, words_of
+from niels_cache_cleaning.scores import LABEL_PREFIX, MAX_MEGABYTES, FastText, import_fasttext, words_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
 from niels_cache_runtime.format.meta import sha256_file
@@ -58,7 +60,7 @@ class Examples:
         self._file = new_file()
         self._held_out, self._key = int(held_out * 2.0**64), seed.to_bytes(8, "little")
         self._numbers: dict[bytes, int] = {}  # by digest
-        self._sides, self._starts, self._order, self._is_held_out = [], [], [], []  # type: ignore[var-annotated]
+        self._sides, self._starts, self._order, self._is_held_out = list[int](), list[int](), list[int](), list[bool]()
         self._in_both: set[int] = set()
         self.held_out_characters = 0
         self.counts = {side: Counter(read=0, empty=0, copies=0) for side in SIDES}
@@ -76,8 +78,9 @@ class Examples:
             digest = hashlib.blake2b(words, digest_size=16).digest()
             place = self._numbers.setdefault(digest, len(self._sides))
             if place < len(self._sides):
-                counts["copies"] += 1
-                if self._sides[place] != number:
+                if self._sides[place] == number or place in self._in_both:
+                    counts["copies"] += 1
+                else:
                     self._in_both.add(place)
                 continue
             is_held_out = int.from_bytes(digest[:_KEY_BYTES], "little") < self._held_out
@@ -89,9 +92,10 @@ class Examples:
             self._file.write(json.dumps(document[:5]).encode() + b"\n" if is_held_out else words + b"\n")
         self.dropped[side] = dict(report.dropped)
         if (texts := self._sides.count(number)) < MIN_TEXTS:
+            both = f", not counting {self.in_both:,} that are good and bad" if self.in_both else ""
             raise NielsCacheError(
                 f"{given.option} {' '.join(given.names)}: {format_count(counts['read'], 'document')} with "
-                f"{format_count(texts, 'different text')}, and {MIN_TEXTS} are the least; name more documents"
+                f"{format_count(texts, 'different text')}{both}, and {MIN_TEXTS} are the least; name more documents"
             )
 
     @property
@@ -110,9 +114,10 @@ class Examples:
         found = np.flatnonzero(chosen)
         if not found.size:
             what = "held out" if held_out else "left to learn from"
-            why = f"{self.in_both:,} are good and bad" if self.in_both else "name more documents, or change --held-out"
-            raise NielsCacheError(f"--{side}: none of its {self._sides.count(SIDES.index(side)):,} texts is {what}; {why}")
-        order: Ints = found[np.argsort(np.array(self._order, dtype=np.uint64)[found])]
+            both = f" ({self.in_both:,} are good and bad)" if self.in_both else ""
+            texts = f"{self._sides.count(SIDES.index(side)):,} texts{both}"
+            raise NielsCacheError(f"--{side}: none of its {texts} is {what}; name more documents, or change --held-out")
+        order: Ints = found[np.argsort(np.array(self._order, dtype=np.uint64)[found], kind="stable")]
         return order
 
     def held_out(self) -> Iterator[tuple[str, Document]]:
@@ -192,16 +197,24 @@ class Evaluation:
             size = lines.stat().st_size * settings.epochs
             train(lines, model, settings, progress=lambda share: self.progress("training", int(share * size), size))
             lines.unlink()
+            step = FastText(str(model), LABELS["good"], math.inf)  # raises an error if the disk was full, which fastText does not notice
             with open(model, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(model, out)
-            return {**self._report(examples, out, LABELS["good"], new_file), "training": training}
+            return {**self._report(examples, out, step, new_file), "training": training}
 
     def run(self, model: Path, label: str) -> dict[str, Any]:
-        """Return the report of a classifier."""
-        FastText(str(model), label)  # its errors come before anything is read
+        """Return the report of a classifier.
+
+        Args:
+            model: The file of the classifier.
+            label: The label of good documents.
+        """
+        if not model.is_file():
+            raise NielsCacheError(f"{model}: no such file; name a classifier of fastText")
+        step = FastText(str(model), label, math.inf)  # its errors come before anything is read
         with open_files(None) as new_file:
-            return self._report(self._read(new_file, 0), model, label, new_file)
+            return self._report(self._read(new_file, 0), model, step, new_file)
 
     def _count(self, text: str) -> int:
         if self.tokenizer is None:
@@ -214,8 +227,7 @@ class Evaluation:
             examples.read(side, given)
         return examples
 
-    def _report(self, examples: Examples, model: Path, label: str, new_file: NewFile) -> dict[str, Any]:
-        step = FastText(str(model), label)
+    def _report(self, examples: Examples, model: Path, step: FastText, new_file: NewFile) -> dict[str, Any]:
         tested = Scored(new_file, step.score, self._count)
         for side, document in examples.held_out():
             tested.add(document, side)
@@ -238,7 +250,7 @@ class Evaluation:
             "model": str(model),
             "bytes": model.stat().st_size,
             "sha256": sha256_file(model),
-            "label": label,
+            "label": step.label,
             "sides": sides,
             "in_both": examples.in_both,
             **found,
@@ -249,7 +261,10 @@ class Evaluation:
 def table_entry(report: Mapping[str, Any], folder: Path) -> str:
     """Return the lines that a data set of a niels_cache.toml in `folder` needs."""
     model = os.path.relpath(report["model"], folder)
-    settings = f"model = {json.dumps(model)}, label = {json.dumps(report['label'])}"
+    path, label = (json.dumps(text, ensure_ascii=False) for text in (model, report["label"]))
+    settings = f"model = {path}, label = {label}"
+    if (megabytes := math.ceil(report["bytes"] / 1e6)) > MAX_MEGABYTES:
+        settings += f", max_megabytes = {megabytes}"
     return (
         f'steps = [\n    {{ use = "{FastText.__module__}:FastText", {settings}, keep = ["score"] }},\n'
         f'    {{ where = "score > {report["best"]["threshold"]}" }},\n]'
@@ -259,17 +274,24 @@ def table_entry(report: Mapping[str, Any], folder: Path) -> str:
 def lines_about(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield lines about what was read."""
     for side, counts in report["sides"].items():
-        left_out = [f"{counts[key]:,} {what}" for key, what in (("copies", "copies"), ("empty", "without words")) if counts[key]]
-        left_out += [f"{count:,} {reason} when read" for reason, count in counts["unreadable"].items()]
+        copies = "copy" if counts["copies"] == 1 else "copies"
+        left_out = [f"{counts[key]:,} {what}" for key, what in (("copies", copies), ("empty", "without words")) if counts[key]]
+        left_out += _unreadable(counts)
         note = f"; left out: {', '.join(left_out)}" if left_out else ""
         yield f"{side}: {format_count(counts['read'], 'document')}, {counts['held_out']:,} held out{note}"
     if report["in_both"]:
         yield f"{format_count(report['in_both'], 'text')} in both good and bad: left out"
+    if left_out := _unreadable(report["stays"]):
+        yield f"{report['stays']['of']}: left out: {', '.join(left_out)}"
     if "training" in report:
         yield f"learned from {report['training']['note']}"
     good = sum(row["good"] for row in report["histogram"])
     held_out = good + sum(row["bad"] for row in report["histogram"])
     yield f"{format_share(good, held_out)} of the held-out documents are good, which precision depends on"
+
+
+def _unreadable(counts: Mapping[str, Any]) -> list[str]:
+    return [f"{count:,} {reason_label(reason)} when read" for reason, count in counts["unreadable"].items()]
 
 
 def rows_of(report: Mapping[str, Any]) -> list[list[str]]:

@@ -23,6 +23,7 @@ from niels_cache_runtime.errors import NielsCacheError
 _PROGRESS = re.compile(rb"Progress: +([\d.]+)%")
 _KEPT_BYTES = 2000  # of what the child has printed
 _FLOAT_BYTES = 4
+_MAX_INT = 2**31 - 1  # of fastText's settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,11 @@ class TrainingSettings:
     lr: float = 0.1
     buckets: int = 2_000_000
     seed: int = 42
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value > _MAX_INT:
+                raise NielsCacheError(f"--{name.replace('_', '-')} is at most {_MAX_INT:_}, not {value}")
 
     @property
     def matrix_bytes(self) -> int:

@@ -154,7 +154,7 @@ def test_copies_are_never_on_both_sides_of_the_split_and_texts_of_both_sides_are
     for side in SIDES:
         examples.read(side, given(side, f"{side}.jsonl"))
     assert examples.counts["good"] == {"read": 123, "copies": 60, "empty": 2}
-    assert examples.counts["bad"] == {"read": 91, "copies": 2, "empty": 0}
+    assert examples.counts["bad"] == {"read": 91, "copies": 0, "empty": 0}
     assert examples.in_both == 2
     tested = {(side, words_of(document.text)) for side, document in examples.held_out()}
     examples.write_lines(own_folder / "lines", "none")
@@ -232,6 +232,7 @@ def test_unique_tokens_count_a_group_of_copies_once(new_file: NewFile) -> None:
         ({}, ("--held-out", "1"), ("--held-out",)),
         ({}, ("--lr", "0"), ("--lr",)),
         ({}, ("--dim", "0"), ("--dim",)),
+        ({}, ("--seed", "3_000_000_000"), ("--seed", "2_147_483_647")),
         ({}, ("--on", "missing.jsonl"), ("missing.jsonl", "no such file")),
         ({}, ("--on", "wikipedja"), ("wikipedja", "data set")),
         ({}, ("--tokenizer", "missing.model"), ("missing.model", "no such file")),
@@ -251,6 +252,39 @@ def test_bad_input_is_one_line_and_no_file(
     assert all(fact in message for fact in facts), message
     assert message.count("\n") == 1
     assert {path.name for path in own_folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ((str(GOLDEN / "vectors.bin"),), ("vectors.bin", "word vectors")),
+        ((str(GOLDEN / "hs.bin"), "--label", "__label__hp"), ("hs.bin", "__label__hq")),
+        (("missing.bin",), ("missing.bin", "no such file")),
+        ((), ("evaluate takes MODEL",)),
+    ],
+)
+def test_a_model_that_cannot_be_evaluated_is_one_line(
+    capsys: pytest.CaptureFixture[str], options: Sequence[str], facts: Sequence[str]
+) -> None:
+    assert main(["classifier", "evaluate", *options, "--good", "good.jsonl", "--bad", "bad.jsonl"]) == 2
+    message = capsys.readouterr().err
+    assert all(fact in message for fact in facts), message
+    assert message.count("\n") == 1
+
+
+def test_data_sets_are_read_by_name_and_a_file_by_its_path(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(classifier_page, "render", lambda report: "<!DOCTYPE html>")
+    table = '[pretrain.{0}]\nsource = "jsonl"\nfiles = ["{0}.jsonl"]\n'
+    Path("niels_cache.toml").write_text(table.format("good") + table.format("bad"))
+    Path("good").mkdir()
+    Path("good/other.txt").write_text("one text")
+    options = ("--good", "good", "--bad", "bad", "bad.jsonl", "--on", "./good")
+    assert main(["classifier", "train", *options, "--out", "new/q.bin", *TINY, "--json", "-q"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [report["sides"][side]["read"] for side in SIDES] == [60, 180]
+    assert report["sides"]["bad"]["copies"] == 90
+    assert report["stays"]["documents"] == 1
+    assert report["stays"]["tokens"] == 2
 
 
 def test_an_interrupted_training_leaves_the_older_file(
