@@ -197,7 +197,10 @@ class Evaluation:
             size = lines.stat().st_size * settings.epochs
             train(lines, model, settings, progress=lambda share: self.progress("training", int(share * size), size))
             lines.unlink()
-            step = FastText(str(model), LABELS["good"], math.inf)  # raises an error if the disk was full, which fastText does not notice
+            try:
+                step = FastText(str(model), LABELS["good"], math.inf)
+            except NielsCacheError as error:  # fastText does not notice a full disk
+                raise NielsCacheError(f"{out}: the classifier was not written as a whole; is the disk full?") from error
             with open(model, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(model, out)

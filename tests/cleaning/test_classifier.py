@@ -287,16 +287,19 @@ def test_data_sets_are_read_by_name_and_a_file_by_its_path(monkeypatch: pytest.M
     assert report["stays"]["tokens"] == 2
 
 
-def test_an_interrupted_training_leaves_the_older_file(
-    own_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("error", "code", "said"), [(KeyboardInterrupt, 130, "interrupted"), (None, 2, "q.bin: ")])
+def test_a_training_that_is_interrupted_or_fills_the_disk_leaves_the_older_file(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: type | None, code: int, said: str
 ) -> None:
     def interrupted(lines: Path, model: Path, *_: object, **__: object) -> None:
-        model.write_bytes(b"half")
-        raise KeyboardInterrupt
+        model.write_bytes((GOLDEN / "softmax.bin").read_bytes()[:-1])
+        if error is not None:
+            raise error
 
     Path("q.bin").write_bytes(b"older")
     monkeypatch.setattr(classifier, "train", interrupted)
-    assert run("--force") == 130
+    assert run("--force") == code
+    assert said in capsys.readouterr().err
     assert Path("q.bin").read_bytes() == b"older"
     assert {path.name for path in own_folder.iterdir()} == {"good.jsonl", "bad.jsonl", "q.bin"}
 
