@@ -22,9 +22,7 @@ COMMAND = Command(
         option("model", "MODEL", "evaluate: the classifier", nargs="?"),
         option("--good", "PATH", f"good documents: {_PATHS}", nargs="+", required=True),
         option("--bad", "PATH", "bad documents", nargs="+", required=True),
-        option(
-            "--out", "FILE", "train: the classifier to write, and a page FILE.html; evaluate: the page (MODEL.evaluation.html)"
-        ),
+        option("--out", "FILE", "train: the classifier to write, and a page FILE.html; evaluate: the page (MODEL.evaluation.html)"),
         switch("--force", "replace existing files"),
     ),
     groups={
