@@ -113,7 +113,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float, with_sam
         with_samples: Whether the page shows the beginnings of a few documents. A build writes no text of documents outside of the cache.
     """
     noticed = {notice.name for notice in report.notices}
-    return _rendered(
+    return render_template(
         "page.html",
         report=report,
         drawings=drawings,
@@ -151,7 +151,7 @@ def render_tuning(found: Mapping[str, Any]) -> str:
     cleaning, duplicates = found["cleaning"], found["duplicates"]
     languages = by_count(cleaning["languages"]) if cleaning else []
     others = sum(count for _, count in languages[_LANGUAGES:])
-    return _rendered(
+    return render_template(
         "tuning.html",
         found=found,
         limit_picture=limit_picture,
@@ -163,7 +163,7 @@ def render_tuning(found: Mapping[str, Any]) -> str:
     )
 
 
-def _rendered(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """Return a page that includes its style sheet and allows nothing else.
 
     Args:
