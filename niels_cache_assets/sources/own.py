@@ -19,8 +19,8 @@ from pydantic import Field, PositiveInt, create_model, model_validator
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.fingerprint import Identity
-from niels_cache_assets.base.user_code import code_identity, load_code
-from niels_cache_assets.sources.errors import first_line
+from niels_cache_assets.base.user_code import code_identity, describe_error, load_code
+from niels_cache_assets.sources.errors import first_line, without_secrets
 from niels_cache_assets.sources.reading.file_source import GroupedFiles
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest
 from niels_cache_assets.sources.reading.positions import FilePass
@@ -112,7 +112,7 @@ class FunctionSource(GroupedFiles):
                 raise
             except Exception as error:
                 where = f"{file.name}: row {position.row}: {self.source}"
-                raise NielsCacheError(f"{where} raised {type(error).__name__}: {first_line(error)}; correct it") from error
+                raise NielsCacheError(f"{where} raised {without_secrets(describe_error(error, __file__))}; correct it") from error
 
 
 def _as_document(given: Any, file: str, row: int) -> Document:
