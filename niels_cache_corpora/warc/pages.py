@@ -19,8 +19,10 @@ MAX_NESTED = 1_000  # elements, above which the main text is not searched: the t
 
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _STATUS = re.compile(rb"\s*(?:HTTP/\d+(?:\.\d+)?|ICY)[ \t]+(\d{3})\b", re.IGNORECASE)
+_CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,8})\b[^\n]*\n")
 _CHARSET = re.compile(r"""charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
 _SEVEN_BITS = ("iso2022", "utf-7", "utf-16", "utf-32", "hz")  # encodings in which bytes that are valid UTF-8 may mean something else
+_DEFAULT_OF_SERVERS = "cp1252"  # what browsers read for ISO-8859-1
 _ASCII = bytes(range(128))
 _MOST_DAMAGED = 0.1  # the share of the bytes above 127 that may be invalid in an encoding that is believed
 _MANY_TAGS = 4_000  # tags, below which a page is never nested deep enough to matter
@@ -135,13 +137,27 @@ def _gzip(body: bytes, limit: int, is_cut: bool) -> bytes:
     return _inflate(body, limit, is_cut, wbits=16 + zlib.MAX_WBITS)
 
 
+def _dechunk(body: bytes, limit: int, is_cut: bool) -> bytes:
+    """Return the content of chunks. FastWARC's reader refuses extensions, which may follow the size of a chunk."""
+    chunks, at = [], 0
+    while head := _CHUNK.match(body, at):
+        size = int(head[1], 16)
+        if size == 0:
+            return b"".join(chunks)
+        chunks.append(body[head.end() : head.end() + size])
+        at = head.end() + size
+    if not is_cut:
+        raise OSError("a chunk is missing" if chunks else "there is no chunk")
+    return b"".join(chunks)
+
+
 def _unknown(body: bytes, limit: int, is_cut: bool) -> bytes:
     raise OSError("unknown encoding")
 
 
 @lru_cache(maxsize=1)
 def _decoders() -> Mapping[str, Callable[[bytes, int, bool], bytes]]:
-    from fastwarc.stream_io import BrotliReader, ChunkedReader, ZstdReader
+    from fastwarc.stream_io import BrotliReader, ZstdReader
 
     def reader(kind: Any) -> Callable[[bytes, int, bool], bytes]:
         def read(body: bytes, limit: int, is_cut: bool) -> bytes:
@@ -162,7 +178,7 @@ def _decoders() -> Mapping[str, Callable[[bytes, int, bool], bytes]]:
         "deflate": _deflate,
         "br": reader(BrotliReader),
         "zstd": reader(ZstdReader),
-        "chunked": reader(ChunkedReader),
+        "chunked": _dechunk,
     }
 
 
@@ -192,8 +208,9 @@ def decode_page(body: bytes, *, label: str | None, is_html: bool, default: str) 
     """Decode a page.
 
     A byte order mark comes first. Then, bytes that are valid UTF-8 and not ASCII are UTF-8, whatever is declared, because other text is
-    never valid by chance. Then come the charset of the header, that of the page, and that which resiliparse detects. One of them is taken
-    if at most a tenth of the bytes above 127 are invalid in it, otherwise the one with the least of them.
+    never valid by chance. Then come the charset of the header, that of the page, and that which resiliparse detects; Latin-1 in the header
+    comes after that of the page, because many servers add it to all pages. One of them is taken if at most a tenth of the bytes above 127
+    are invalid in it, otherwise the one with the least of them.
 
     Args:
         body: The page.
@@ -207,6 +224,7 @@ def decode_page(body: bytes, *, label: str | None, is_html: bool, default: str) 
     labels = {"header": label, "meta": declared_charset(body) if is_html else None}
     declared = [(_codec(name), found_by) for found_by, name in labels.items() if name]
     named = [(codec, found_by) for codec, found_by in declared if codec]
+    named.sort(key=lambda each: each == (_DEFAULT_OF_SERVERS, "header"))
     if not any(codec.startswith(_SEVEN_BITS) for codec, _ in named):
         try:
             text = body.decode()
