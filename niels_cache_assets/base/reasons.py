@@ -59,7 +59,7 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
         "record_too_large": _asked("the record is larger than `max_document_mib`", "raise `max_document_mib`"),
         "unreadable_http": _unasked("the record is no HTTP response, or its body is not in the encoding that its headers name", ""),
         "damaged_record": _asked("the record is damaged; `keep_damaged` keeps the others", "restore the file"),
-        "no_main_text": _asked("the page has no main text", "try the other `extractor`"),
+        "no_main_text": _asked("`extractor` found no main text in the page, or failed", "try the other `extractor`"),
         "damaged_file": _asked("the file is damaged; `keep_damaged` keeps the data before the damage", "restore the file"),
         "where": _asked("the condition in `where` is false", "to keep more rows, change `where`"),
         "where_wrong_type": _unasked("`where` compares a value of another type", "correct `where`, or the values"),

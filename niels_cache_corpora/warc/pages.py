@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from niels_cache_assets.sources.html import declared_charset, encoding_named, from_xhtml
 from niels_cache_assets.sources.reading.encodings import UTF8, Damage, damage_of, decode, encoding_at, is_text_encoding
+from niels_cache_assets.sources.reading.files import valid_unicode
 
 HTML = ("text/html", "application/xhtml+xml")
 MAX_NESTED = 1_000  # elements, above which the main text is not searched: the time for that grows with the square of their number
@@ -254,14 +255,16 @@ def _detect(body: bytes) -> str:
 
 @lru_cache(maxsize=1024)
 def _codec(label: str) -> str | None:
-    """Return Python's name of an encoding by a label of the web, or None if there is no such encoding."""
-    name = encoding_named(label)
-    return encoding_at(b"", name) if is_text_encoding(name) else None
+    """Return Python's name of the encoding that browsers use for a label, or None if they know none, such as for `utf-7`."""
+    from resiliparse.parse.encoding import map_encoding_to_html5
+
+    name = encoding_named(label) if map_encoding_to_html5(label, fallback_utf8=False) else ""
+    return encoding_at(b"", name) if name and is_text_encoding(name) else None
 
 
 def _decoded(body: bytes, codec: str, found_by: str) -> DecodedPage:
     text, marked = decode(body, codec)
-    return DecodedPage(text.removeprefix("\ufeff"), Damage(0, 0) if marked is None else damage_of(marked), codec, found_by)
+    return DecodedPage(valid_unicode(text.removeprefix("\ufeff")), Damage(0, 0) if marked is None else damage_of(marked), codec, found_by)
 
 
 class Extractor:

@@ -25,6 +25,7 @@ from niels_cache_assets.sources.reading.files import valid_unicode
 from niels_cache_assets.sources.reading.keep import KeepsColumns
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import batched
+from niels_cache_assets.sources.step_use import KeptColumns
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_corpora.warc.pages import (
     HTML,
@@ -68,11 +69,7 @@ class _Page(NamedTuple):
 
 
 class Warc(HasKeepDamaged, KeepsColumns, GroupedFiles):
-    """Web pages in WARC files, one document per page, with its main text, and texts in WET files (extra `web`).
-
-    Columns for `keep` and `where`: `url`, `domain` (the host of the URL in lower case, without `www.`; not the domain that was registered),
-    `date`, `status`, `mime`, `language` (what the crawler has recorded, as in WET files), `record_id` and `offset`.
-    """
+    """Web pages in WARC files, one document per page, with its main text, and texts in WET files (extra `web`)."""
 
     endings = endings_with_compressions(".warc", ".wet")
 
@@ -81,6 +78,9 @@ class Warc(HasKeepDamaged, KeepsColumns, GroupedFiles):
     """What finds the main text: 'trafilatura' decides as FineWeb, and takes twenty times as long"""
     statuses: tuple[int, ...] = Field((200,), strict=False)
     """HTTP status codes of the responses to read; [] reads all"""
+    keep: KeptColumns = Field((), strict=False)
+    """Columns to keep: `url`, `domain` (the host of the URL in lower case, without `www.`; not the domain that was registered), `date`,
+    `status`, `mime`, `language` (as the crawler has identified it), `record_id` and `offset`; `where` takes the same columns"""
     mimes: tuple[str, ...] = Field((*HTML, TEXT), min_length=1, strict=False)
     """Media types of the pages to read, as the crawler has identified them, or else the server"""
     max_document_mib: PositiveInt = 16
@@ -132,6 +132,8 @@ class Warc(HasKeepDamaged, KeepsColumns, GroupedFiles):
                     title, text = extract(document.text, document.title or "")
                 except NielsCacheError:  # the entities of XHTML
                     text, problem = "", "record_too_large"
+                except Exception:  # one page among millions must not end a build
+                    text = ""
             if text and not text.isspace():
                 converted.append(document._replace(text=text, title=title and valid_unicode(title)))
             else:
