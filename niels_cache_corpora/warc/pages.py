@@ -140,7 +140,7 @@ def _gzip(body: bytes, limit: int, is_cut: bool) -> bytes:
 
 def _dechunk(body: bytes, limit: int, is_cut: bool) -> bytes:
     """Return the content of chunks. FastWARC's reader refuses extensions, which may follow the size of a chunk."""
-    chunks, at = [], 0
+    chunks, at = list[bytes](), 0
     while head := _CHUNK.match(body, at):
         size = int(head[1], 16)
         if size == 0:

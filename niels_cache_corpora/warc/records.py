@@ -8,6 +8,7 @@ One record is in memory, up to the limit. A pass may start at a member. After da
 member.
 """
 
+import io
 import re
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
@@ -134,7 +135,7 @@ class _Members:
         while self._has_next():
             for record in ArchiveIterator(self, parse_http=False, stream_detect=False, max_header_len=_MAX_HEADER):
                 self._at, self._last = record.stream_pos, None
-                headers, length = record.headers, record.headers.get("Content-Length", "").strip()
+                headers, length = record.headers, (record.headers.get("Content-Length") or "").strip()
                 if not (headers.status_line or "").startswith("WARC/"):
                     raise OSError("not a WARC record")
                 if not length.isdecimal():
@@ -178,7 +179,13 @@ class _Members:
         return given
 
     def tell(self) -> int:
-        return 0
+        return 0  # FastWARC counts from here
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        raise io.UnsupportedOperation("seek")
+
+    def close(self) -> None:
+        """Leave the file open."""
 
     @property
     def place(self) -> str:

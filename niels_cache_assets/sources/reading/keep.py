@@ -30,6 +30,7 @@ class KeepsColumns(Source):
     where: str | None = Field(
         None, description='A condition on columns that each row must meet, such as "int_score >= 3 and language_score > 0.9"'
     )
+
     @field_validator("where")
     @classmethod
     def _is_a_condition(cls, value: str | None) -> str | None:
