@@ -57,7 +57,9 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
         "other_status": _asked("the HTTP status is not in `statuses`"),
         "other_mime": _asked("the media type is not in `mimes`"),
         "record_too_large": _asked("the record is larger than `max_document_mib`", "raise `max_document_mib`"),
-        "unreadable_http": _unasked("the record is no HTTP response, or its body is not in the encoding that its headers name", ""),
+        "unreadable_http": _unasked(
+            "the record is no HTTP response, or its body is not in the encoding that its headers name", "check the crawler"
+        ),
         "damaged_record": _asked("the record is damaged; `keep_damaged` keeps the others", "restore the file"),
         "no_main_text": _asked("`extractor` found no main text in the page, or failed", "try the other `extractor`"),
         "damaged_file": _asked("the file is damaged; `keep_damaged` keeps the data before the damage", "restore the file"),
