@@ -98,7 +98,7 @@ def write_crawl(folders: Sequence[str], out: Path, *, megabytes: float, files: i
     out.mkdir(parents=True, exist_ok=True)
     names = [out / f"crawl-{number:05}.warc.gz" for number in range(files)]
     pages = size = 0
-    each = megabytes * 1e6 / files
+    each = min(megabytes * 1e6, sum(path.stat().st_size for path in paths)) / files
     streams = [name.open("wb") for name in names]
     for found, page in crawl(paths, int(megabytes * 1e6)):
         streams[min(files - 1, int(size // each))].write(found)

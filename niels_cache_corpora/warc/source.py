@@ -132,6 +132,8 @@ class Warc(HasKeepDamaged, KeepsColumns, GroupedFiles):
                     title, text = extract(document.text, document.title or "")
                 except NielsCacheError:  # the entities of XHTML
                     text, problem = "", "record_too_large"
+                except (ImportError, MemoryError):  # of this machine, not of the page
+                    raise
                 except Exception:  # one page among millions must not end a build
                     text = ""
             if text and not text.isspace():
