@@ -21,8 +21,13 @@ def limits_of(settings: CleaningSettings) -> dict[str, RuleLimit]:
     for rule in RULES:
         limit = getattr(settings, rule.key)
         if limit is not None and rule.reason not in settings.skip:
-            limits[rule.key] = RuleLimit(float(limit), _step(rule, float(limit)), rule.side)
+            limits[rule.key] = limit_of(rule, limit)
     return limits
+
+
+def limit_of(rule: FilterRule, limit: float) -> RuleLimit:
+    """Return a limit of a rule, with the step of its histogram."""
+    return RuleLimit(float(limit), _step(rule, float(limit)), rule.side)
 
 
 def measure(facts: DocumentFacts, skip: Set[str]) -> DocumentMeasures:
