@@ -39,7 +39,7 @@ class Filter:
         limits = [key for key in limits_in(filter) if key in keys] or limits_in(filter)
         self._rules = [rule for rule in RULES if rule.key in limits and getattr(self._settings, rule.key) is not None]
         self._judge = dict(FILTERS)[filter]
-        self._limits = {rule.key: limit_of(rule, getattr(self._settings, rule.key)) for rule in self._rules}
+        self._limits = {rule.key: limit_of(getattr(self._settings, rule.key), rule.side, rule.form) for rule in self._rules}
 
     def __call__(self, document: Document) -> Document | Drop | None:
         facts = DocumentFacts(document, self._settings)
