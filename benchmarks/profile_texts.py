@@ -164,8 +164,8 @@ def edge_case(text: str, dice: Dice) -> str:
     return text
 
 
-def texts_of(folder: Path, number: int) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the text of about this many documents of each kind, evenly from all packages."""
+def texts_of(folder: Path, number: int, skip: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the text of about this many documents of each kind, evenly from all packages, without the first `skip`."""
     from resiliparse.extract.html2text import extract_plain_text
 
     paths: dict[str, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
@@ -176,7 +176,7 @@ def texts_of(folder: Path, number: int) -> Iterator[tuple[str, str]]:
     for kind, by_package in paths.items():
         share = -(-number // len(by_package))
         for files in by_package.values():
-            for place, path in enumerate(files[:: max(1, len(files) // share)][:share]):
+            for place, path in enumerate(files[skip :: max(1, len(files) // share)][:share]):
                 content = path.read_bytes()
                 text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8", "replace")
                 if kind == EPIGRAMS:
@@ -201,13 +201,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--documents", type=int, default=1_000, help="of each kind")
     parser.add_argument("--fuzz", type=int, default=0, help="write this many mixtures of fragments instead")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first files of each package, for other texts")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     dice = Dice(arguments.seed)
     if arguments.fuzz:
         rows = [("mixtures of fragments", fuzz(dice)) for _ in range(arguments.fuzz)]
     else:
-        rows = [*texts_of(arguments.folder, arguments.documents)]
+        rows = [*texts_of(arguments.folder, arguments.documents, arguments.skip)]
         rows += [("edge cases", edge_case(dice.choose(rows)[1], dice)) for _ in range(arguments.documents)]
     with arguments.out.open("w", encoding="utf-8") as out:
         out.writelines(json.dumps({"kind": kind, "text": text}) + "\n" for kind, text in rows)

@@ -86,8 +86,8 @@ _NOT = "ai are ca could dare did do does had has have is may might must need oug
 _SUBJECT = "i you he she it we they who what when where why how there that this"
 _BARE = (  # contractions without an apostrophe that are no other words
     "i d|i m|i ve|he s|she s|that s|what s|when s|where s|who s|why s|how s|there s|you ve|they ve|we ve|what ve|they re|you re|"
-    "you ll|we d|it d|you d|he d|they d|it ll|they ll|that ll|who ll|what ll|c'm on|y' all|y’ all|could ve|might ve|must ve|should ve|would ve|"
-    "can not|gon na|got ta"
+    "you ll|we d|it d|you d|he d|they d|it ll|they ll|that ll|who ll|what ll|c'm on|y' all|y’ all|could ve|might ve|must ve|"
+    "should ve|would ve|can not|gon na|got ta"
 )
 
 

@@ -60,6 +60,11 @@ class ProfileRule(NamedTuple):
     side: Side = "above"
     form: Literal["count", "share", "number"] = "count"
 
+    @property
+    def reason(self) -> str:
+        """The reason under which documents are dropped, after the name of the step."""
+        return self.key
+
 
 _RULES = {
     "gopher-repetition": (

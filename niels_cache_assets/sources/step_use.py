@@ -9,7 +9,6 @@ from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.config_path import ConfigPath
 from niels_cache_assets.base.schema import Table
 
-_MASK = "niels_cache_cleaning.steps:Mask"
 CLEANING = "cleaning"  # the entry that stands for the shipped cleaning
 EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each text export, so kept columns cannot have these names
 
@@ -80,7 +79,15 @@ class StepUse(Table):
     @property
     def masks(self) -> tuple[str, ...]:
         """The kinds of personal data that it masks."""
-        return tuple(self.settings.get("mask", ()) if self.use == _MASK else ())
+        return self._shipped("mask")
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages outside which it drops documents."""
+        return self._shipped("languages")
+
+    def _shipped(self, key: str) -> tuple[str, ...]:
+        return tuple(self.settings.get(key, ())) if self.use == f"niels_cache_cleaning.steps:{key.capitalize()}" else ()
 
     @property
     def title(self) -> str:
