@@ -53,7 +53,8 @@ STAGES: dict[Stage, tuple[str, str]] = {
     ),
     "steps": (
         "Steps",
-        "[Your own steps](steps.md) and [shipped ones](steps.md#shipped-steps) drop documents; the name of the step and its own reason follow after colons, as in "
+        "[Your own steps](steps.md) and [shipped ones](steps.md#shipped-steps) drop documents; "
+        "the name of the step and its own reason follow after colons, as in "
         "`step:drop_short:few words`.",
     ),
     "duplicates": ("Duplicates", "`[dedup]` removes all but the first copy of a document."),

@@ -115,7 +115,8 @@ SHIPPED = {
         "niels_cache_cleaning.steps:Mask",
         _mask,
         '{ mask = ["email", "phone"] }',
-        "[Masks personal data](cleaning.md#how-do-i-mask-personal-data-and-secrets) in text and title, and returns their number in the text as `masked`",
+        "[Masks personal data](cleaning.md#how-do-i-mask-personal-data-and-secrets) in text and title, and returns the number in the "
+        "text as `masked`",
         "",
     ),
     "normalize": Shipped(
