@@ -1,10 +1,11 @@
 """The profiles of `steps` beside datatrove: decisions by rule, edited texts, and megabytes per second on one core.
 
-    python benchmarks/profiles.py [--documents 2000] [--html FOLDER] [--only fineweb]
+    python benchmarks/profiles.py [--documents 2000] [--html FOLDER | --texts FILE] [--only fineweb]
 
 Needs datatrove (the extra `bridges`) and spaCy (the extra `spacy`). Documents: the web pages and the Debian documents below
 NIELS_CACHE_REAL_DATA, and the HTML files below FOLDER, such as /usr/share/doc after `apt install python3-doc sqlite3-doc`, as plain text by
-resiliparse (the extra `documents`), every second one reduced to its main content. Every program takes one document at a time in one thread,
+resiliparse (the extra `documents`), every second one reduced to its main content. With `--texts`, instead, those that profile_texts.py has
+written. Every program takes one document at a time in one thread,
 after a first round over 20 documents. Speeds are megabytes of UTF-8 for each second of processor time.
 """
 
@@ -13,7 +14,7 @@ import gzip
 import json
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,15 @@ def texts(html: list[Path], number: int) -> dict[str, list[str]]:
     return {kind: [text for text in each if len(text) < 500_000] for kind, each in found.items()}
 
 
+def texts_in(path: Path) -> dict[str, list[str]]:
+    """Return the texts of a file of profile_texts.py."""
+    found: dict[str, list[str]] = defaultdict(list)
+    with path.open(encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            found[row["kind"]].append(row["text"])
+    return found
+
+
 def spread(items: list[Any], number: int) -> list[Any]:
     """Return at most this many items, at equal distances."""
     return items[:: max(1, len(items) // number)][:number]
@@ -90,20 +100,30 @@ def spread(items: list[Any], number: int) -> list[Any]:
 def run(decide: Decide, documents: list[str]) -> tuple[list[tuple[str | None, str | None]], float]:
     """Return all decisions, and the seconds of the processor."""
     for text in documents[:WARM]:
-        decide(text)
+        outcome(decide, text)
     began = time.process_time()
-    return [decide(text) for text in documents], time.process_time() - began
+    return [outcome(decide, text) for text in documents], time.process_time() - began
+
+
+def outcome(decide: Decide, text: str) -> tuple[str | None, str | None]:
+    """Return a decision; an error is one too."""
+    try:
+        return decide(text)
+    except Exception as error:
+        return f"raises {type(error).__name__}", None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--documents", type=int, default=2_000, help="of each kind")
     parser.add_argument("--html", type=Path, action="append", default=[])
+    parser.add_argument("--texts", type=Path)
+    parser.add_argument("--differing", type=Path, help="write texts that are decided differently here, as lines of JSON")
     parser.add_argument("--only", action="append")
     arguments = parser.parse_args()
-    kinds = texts(arguments.html, arguments.documents)
+    kinds = texts(arguments.html, arguments.documents) if arguments.texts is None else texts_in(arguments.texts)
     names = arguments.only or ["gopher", "gopher-repetition", "c4", "fineweb"]
-    rows, differing = [], Counter[tuple[str, str, str]]()
+    rows, differing, kept = [], Counter[tuple[str, str, str]](), list[dict[str, Any]]()
     for kind, documents in kinds.items():
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in documents) / 1e6
         for name in names:
@@ -113,6 +133,12 @@ def main() -> None:
             for one, other in zip(theirs, ours, strict=True):
                 if one != other:
                     differing[name, one[0] or "(kept)", (other[0] or "(kept)") + ("" if other[0] or one[0] else ", other text")] += 1
+            for splitter, each in (("spacy", exact), ("words", ours)):
+                kept += [
+                    {"kind": kind, "profile": name, "splitter": splitter, "datatrove": one[0], "here": other[0], "text": text}
+                    for text, one, other in zip(documents, theirs, each, strict=True)
+                    if one != other
+                ]
             dropped = sum(reason is not None for reason, _ in theirs)
             wrong = [sum(one != other for one, other in zip(theirs, each, strict=True)) for each in (exact, ours)]
             only_kept = sum((one[0] is None) != (other[0] is None) for one, other in zip(theirs, ours, strict=True))
@@ -120,6 +146,8 @@ def main() -> None:
             numbers = f"{len(documents):,} ({size:.1f} MB) | {dropped:,}"
             rows.append(f"| {kind} | {name} | {numbers} | {wrong[0]} | {only_kept} | {wrong[1] - only_kept} | {speeds} |")
             print(rows[-1], flush=True)
+    if arguments.differing:
+        arguments.differing.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     columns = ["documents", "profile", "number", "dropped by datatrove", "`spacy` differs", "`words` keeps or drops others"]
     columns += ["only reason or text differs", "datatrove, MB/s", "`spacy`, MB/s", "`words`, MB/s"]
     print(f"\n| {' | '.join(columns)} |", "|---" * len(columns) + "|", *rows, sep="\n")

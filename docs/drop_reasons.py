@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from niels_cache_assets.base.reasons import DROP_REASONS, Stage, reasons_of
+from niels_cache_cleaning.entries import SHIPPED
 from niels_cache_cleaning.profiles import MEANINGS
 
 TARGET = Path(__file__).with_suffix(".md")
@@ -52,7 +53,8 @@ STAGES: dict[Stage, tuple[str, str]] = {
     ),
     "steps": (
         "Steps",
-        "[Your own steps](steps.md) drop documents; the name of the step and its own reason follow after colons, as in "
+        "[Your own steps](steps.md) and [shipped ones](steps.md#shipped-steps) drop documents; "
+        "the name of the step and its own reason follow after colons, as in "
         "`step:drop_short:few words`.",
     ),
     "duplicates": ("Duplicates", "`[dedup]` removes all but the first copy of a document."),
@@ -66,6 +68,9 @@ STAGES: dict[Stage, tuple[str, str]] = {
         "A corpus without cleaning drops `invalid_unicode` when it is written.",
     ),
 }
+
+SHIPPED_STEPS = """\
+Shipped steps drop documents for these reasons, as in `step:too_short:min_words`."""
 
 PROFILES = """\
 The shipped [profiles](steps.md#profiles-of-other-projects) drop documents for these reasons, as in `step:fineweb:gopher_short_doc`.
@@ -82,6 +87,8 @@ def page() -> str:
             row = DROP_REASONS[name]
             lines.append(f"| `{name}` | {'yes' if row.is_asked else 'no'} | {row.meaning} | {row.advice} |")
         if stage == "steps":
+            lines += ["", SHIPPED_STEPS, "", "| shipped step | after its name |", "| --- | --- |"]
+            lines += [f"| `{row.example}` | {row.reasons} |" for row in SHIPPED.values() if row.reasons]
             lines += ["", PROFILES, "", "| reason of a profile | meaning |", "| --- | --- |"]
             lines += [f"| `{name}` | {meaning} |" for name, meaning in MEANINGS.items()]
         lines.append("")

@@ -7,6 +7,7 @@
     filters.py       one reason for each way to be rejected, and the limits
     measuring.py     what the filters measure, for the report
     quick_checks.py  proves for most documents, with the compiled loops of kernels.py, that a filter would let them pass
+    entries.py       the short forms of shipped steps in `steps`; steps.py has the parts of the cleaning as single steps
     scores.py        scores of fastText, as a step of a data set; fasttext_files.py checks the file of the model
     profiles.py      a step that makes the decisions of datatrove's filters, which profile_words.py and profile_kernels.py help
 

@@ -64,10 +64,10 @@ class Cleaner:
                 weight, bits = report.measured_weight()
                 if weight:
                     facts.identified_language = None  # the language selects the stop words only if it has already been identified
-                    report.measures.add(measure(facts, self._skip), facts.document, weight=weight, bits=bits)
+                    report.measures.add(measure(facts, self._skip), report.shown(facts.document), weight=weight, bits=bits)
             report.add(result, language)
             if spans and isinstance(result, Document):
-                report.add_masked(Counter(span.kind for span in spans), mask_examples(text, spans))
+                report.add_masked(Counter(span.kind for span in spans), mask_examples(text, spans, report.masks))
         return result
 
     def _apply_filters(self, facts: DocumentFacts, skip: Set[str]) -> Document | RejectedDocument:

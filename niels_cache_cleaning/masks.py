@@ -142,7 +142,7 @@ def _growth(span: MaskedSpan) -> int:
     return len(span.kind) + 2 - (span.end - span.start)
 
 
-def mask_examples(text: str, spans: Sequence[MaskedSpan]) -> list[dict[str, str]]:
+def mask_examples(text: str, spans: Sequence[MaskedSpan], hidden: Sequence[str] = ()) -> list[dict[str, str]]:
     """Return what a report shows of the first match of each kind: its kind, its form, and the text around it.
 
     Reports are passed on. So the form has an `a` for each letter and a 9 for each digit, and the text around it ends at the next match.
@@ -150,7 +150,12 @@ def mask_examples(text: str, spans: Sequence[MaskedSpan]) -> list[dict[str, str]
     Args:
         text: The text before masking.
         spans: Matches that `mask` returned.
+        hidden: All kinds that the data set masks, also in other steps, whose matches must not be around it either.
     """
+    kinds = {span.kind for span in spans}
+    if not kinds.issuperset(hidden):
+        spans = mask(text, hidden)[1]
+        return [each for each in mask_examples(text, spans) if each["kind"] in kinds]
     first: dict[str, dict[str, str]] = {}
     for number, span in enumerate(spans):
         if span.kind not in first:

@@ -5,9 +5,9 @@
 
 from collections.abc import Set
 
-from niels_cache_assets.cleaning.measures import STEPS_TO_LIMIT, UNKNOWN_LANGUAGE, DocumentMeasures, RuleLimit
+from niels_cache_assets.cleaning.measures import STEPS_TO_LIMIT, UNKNOWN_LANGUAGE, DocumentMeasures, RuleLimit, Side
 from niels_cache_assets.cleaning.settings import CleaningSettings
-from niels_cache_cleaning.filters import FILTERS, RULES, DocumentFacts, FilterRule, most_frequent_pair
+from niels_cache_cleaning.filters import FILTERS, RULES, DocumentFacts, most_frequent_pair
 
 # The filters without a limit. A text that one of the first drops has nothing to measure. The last one identifies the language, which would
 # select the stop words.
@@ -21,8 +21,13 @@ def limits_of(settings: CleaningSettings) -> dict[str, RuleLimit]:
     for rule in RULES:
         limit = getattr(settings, rule.key)
         if limit is not None and rule.reason not in settings.skip:
-            limits[rule.key] = RuleLimit(float(limit), _step(rule, float(limit)), rule.side)
+            limits[rule.key] = limit_of(limit, rule.side, rule.form)
     return limits
+
+
+def limit_of(limit: float, side: Side, form: str) -> RuleLimit:
+    """Return a limit with the step of its histogram."""
+    return RuleLimit(float(limit), _step(form, float(limit)), side)
 
 
 def measure(facts: DocumentFacts, skip: Set[str]) -> DocumentMeasures:
@@ -48,9 +53,9 @@ def measure(facts: DocumentFacts, skip: Set[str]) -> DocumentMeasures:
     return DocumentMeasures({key: value for key, value in found.items() if value is not None}, others, language, pair)
 
 
-def _step(rule: FilterRule, limit: float) -> float:
-    if rule.form == "count":
+def _step(form: str, limit: float) -> float:
+    if form == "count":
         return float(max(1, round(limit / STEPS_TO_LIMIT)))
-    if rule.form == "share" and 0 < limit < 1:
+    if form == "share" and 0 < limit < 1:
         return min(limit, 1 - limit) / STEPS_TO_LIMIT
     return (limit or 1.0) / STEPS_TO_LIMIT

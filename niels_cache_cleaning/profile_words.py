@@ -25,11 +25,45 @@ _SENTENCE_ENDS = (  # code points that end a sentence, as in spaCy's sentencizer
 CACHED_PIECES, CACHED_CHARACTERS = 200_000, 100  # of a process, about 50 MB, and of a piece
 LONG_PIECE = 1_000  # characters; longer pieces, which no prose has, are cut, because the time for a piece grows with its square
 
+
+@lru_cache
+def characters(ranges: str) -> frozenset[str]:
+    """Return the characters in ranges of hexadecimal code points."""
+    bounds = [each.partition("-") for each in ranges.split()]
+    return frozenset(chr(point) for low, _, high in bounds for point in range(int(low, 16), int(high or low, 16) + 1))
+
+
+def classes(ranges: str) -> str:
+    """Return the inside of a class of a regular expression for ranges of hexadecimal code points."""
+    return "".join("-".join(re.escape(chr(int(bound, 16))) for bound in each.split("-")) for each in ranges.split())
+
+
 _PUNCTUATION = re.escape("…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪")
 _QUOTES = re.escape("'\"”“`‘´’‚„»«「」『』（）〔〕【】《》〈〉⟦⟧")
 _CURRENCY = re.escape("$£€¥฿₽﷼₴₠₡₢₣₤₥₦₧₨₩₪₫₭₮₯₰₱₲₳₵₶₷₸₹₺₻₼₾₿")
-_ICON = "\u00a6\u00a9\u00ae\u00b0\u2190-\u23ff\u2400-\u27bf\u2900-\u297f\u2b00-\u2bff\u3004\u3012\u3013\ufffc\ufffd\U0001f000-\U0001faff"
-_LOWER, _UPPER, _LETTER = "a-zß-öø-ÿа-яёα-ω", "A-ZÀ-ÖØ-ÞА-ЯЁΑ-Ω", r"[^\W\d_]"
+_ICON = classes(  # code points that are symbols (category So of Unicode 11)
+    "A6 A9 AE B0 482 58D-58E 60E-60F 6DE 6E9 6FD-6FE 7F6 9FA B70 BF3-BF8 BFA C7F D4F D79 F01-F03 F13 F15-F17 F1A-F1F F34 F36 F38 "
+    "FBE-FC5 FC7-FCC FCE-FCF FD5-FD8 109E-109F 1390-1399 1940 19DE-19FF 1B61-1B6A 1B74-1B7C 2100-2101 2103-2106 2108-2109 2114 "
+    "2116-2117 211E-2123 2125 2127 2129 212E 213A-213B 214A 214C-214D 214F 218A-218B 2195-2199 219C-219F 21A1-21A2 21A4-21A5 "
+    "21A7-21AD 21AF-21CD 21D0-21D1 21D3 21D5-21F3 2300-2307 230C-231F 2322-2328 232B-237B 237D-239A 23B4-23DB 23E2-2426 2440-244A "
+    "249C-24E9 2500-25B6 25B8-25C0 25C2-25F7 2600-266E 2670-2767 2794-27BF 2800-28FF 2B00-2B2F 2B45-2B46 2B4D-2B73 2B76-2B95 "
+    "2B98-2BC8 2BCA-2BFE 2CE5-2CEA 2E80-2E99 2E9B-2EF3 2F00-2FD5 2FF0-2FFB 3004 3012-3013 3020 3036-3037 303E-303F 3190-3191 "
+    "3196-319F 31C0-31E3 3200-321E 322A-3247 3250 3260-327F 328A-32B0 32C0-32FE 3300-33FF 4DC0-4DFF A490-A4C6 A828-A82B A836-A837 "
+    "A839 AA77-AA79 FDFD FFE4 FFE8 FFED-FFEE FFFC-FFFD 1D000-1D0F5 1D100-1D126 1D129-1D164 1D200-1D241 1D300-1D356 1F000-1F02B "
+    "1F030-1F093 1F0A0-1F0AE 1F0B1-1F0BF 1F0C1-1F0CF 1F0D1-1F0F5 1F110-1F16B 1F170-1F1AC 1F1E6-1F202 1F210-1F23B 1F240-1F248 "
+    "1F250-1F251 1F260-1F265 1F300-1F3FA 1F400-1F6D4 1F6E0-1F6EC 1F6F0-1F6F9 1F700-1F773 1F780-1F7D8 1F800-1F80B 1F810-1F847 "
+    "1F850-1F859 1F860-1F887 1F890-1F8AD 1F900-1F90B 1F910-1F93E 1F940-1F970 1F973-1F976 1F97A 1F97C-1F9A2 1F9B0-1F9B9 1F9C0-1F9C2 "
+    "1F9D0-1F9FF 1FA60-1FA6D"
+)
+_UNCASED = classes(  # letters without case, and what else is in their blocks
+    "591-5F4 620-64A 66E-6D5 6E5-6FF 750-77F 8A0-8BD 900-9FF B80-CFF D80-DFF 1100-137F 2E80-2FDF 2FF0-30FF 31C0-31EF 3200-4DBF "
+    "4E00-9FFF AC00-D7AF F900-FAFF FB1D-FBB1 FBD3-FD3D FD50-FDC7 FDF0-FDFB FE30-FE4F FE70-FEFC 1EE00-1EEBB 1F200-1F2FF 20000-2A6DF "
+    "2A700-2EBEF 2F800-2FA1F"
+)
+_EXTENDED = [*map(chr, (*range(0x100, 0x2B0), *range(0x1E00, 0x1F00)))]  # of the Latin alphabet
+_LOWER = f"a-zß-öø-ÿά-ώа-ёђ-њќѝ{''.join(filter(str.islower, _EXTENDED))}{_UNCASED}"
+_UPPER = f"A-ZÀ-ÖØ-ÞΆ-ΏΑ-ΩЀ-Я{''.join(filter(str.isupper, _EXTENDED))}{_UNCASED}"
+_LETTER = f"[{_LOWER}{_UPPER}]"
 _UNITS = (
     "km|km²|km³|m|m²|m³|dm|dm²|dm³|cm|cm²|cm³|mm|mm²|mm³|ha|µm|nm|yd|in|ft|kg|g|mg|µg|t|lb|oz|m/s|km/h|kmh|mph|hPa|Pa|mbar|mb|MB|kb|KB|gb|GB"
     "|tb|TB|T|G|M|K|%"
@@ -37,12 +71,12 @@ _UNITS = (
 _PREFIX = re.compile(rf"\.\.+|[§%=—–{_PUNCTUATION}{_QUOTES}{_CURRENCY}{_ICON}]|\+(?!\d)")
 _SUFFIX = re.compile(
     rf"(?:['’][sS]|[—–{_PUNCTUATION}{_QUOTES}{_ICON}]|(?<=\d)(?:\+|[{_CURRENCY}]|{_UNITS})"
-    rf"|(?<=[\d{_LOWER}%²+\-{_PUNCTUATION}{_QUOTES}])\.|(?<=[{_UPPER}][{_UPPER}])\.|(?<=°[FfCcKk])\.)$"
+    rf"|(?<=[\d{_LOWER}%²+\-|{_PUNCTUATION}{_QUOTES}])\.|(?<=[{_UPPER}][{_UPPER}])\.|(?<=°[FfCcKk])\.)$"
 )
 _SUFFIX_CHARACTERS = 8  # more than the longest
 _INFIX = re.compile(
     rf"(\.\.+|[…{_ICON}]|(?<=\d)[+\-*^](?=[\d-])|(?<=[{_LOWER}{_QUOTES}])\.(?=[{_UPPER}{_QUOTES}])|(?<={_LETTER}),(?={_LETTER})"
-    rf"|(?<=[^\W_])(?:---?|[-–—~])(?={_LETTER})|(?<=[^\W_])[:<>=/](?={_LETTER}))"
+    rf"|(?<=[0-9{_LOWER}{_UPPER}])(?:(?:---?|[-–—~])|[:<>=/])(?={_LETTER}))"
 )
 _ADDRESS = re.compile(
     r"(?:[\w+.-]{2,}://)?(?:\S+@)?(?:(?:[A-Za-z0-9\u00a1-\uffff](?:[A-Za-z0-9\u00a1-\uffff_-]{0,62}[A-Za-z0-9\u00a1-\uffff])?\.)+[a-zß-öø-ÿ]{2,63}"
@@ -51,8 +85,9 @@ _ADDRESS = re.compile(
 _NOT = "ai are ca could dare did do does had has have is may might must need ought sha should was were wo would"
 _SUBJECT = "i you he she it we they who what when where why how there that this"
 _BARE = (  # contractions without an apostrophe that are no other words
-    "i d|i m|i ve|he s|she s|that s|what s|when s|where s|who s|why s|how s|there s|you ve|they ve|we ve|what ve|they re|you re|you ll|"
-    "could ve|might ve|must ve|should ve|would ve|can not|gon na|got ta"
+    "i d|i m|i ve|he s|she s|that s|what s|when s|where s|who s|why s|how s|there s|you ve|they ve|we ve|what ve|they re|you re|"
+    "you ll|we d|it d|you d|he d|they d|it ll|they ll|that ll|who ll|what ll|c'm on|y' all|y’ all|could ve|might ve|must ve|"
+    "should ve|would ve|can not|gon na|got ta"
 )
 
 
@@ -69,15 +104,16 @@ def _contractions() -> dict[str, tuple[str, ...]]:
     return {"".join(words): words for each in found for words in (each, (each[0].capitalize(), *each[1:]))}
 
 
-_JOINED = frozenset(("):", "(:", ":)", "(=", "[=", "=)", ":>", ":*", ":}", "''", "0:", ":("))  # marks that are one word, such as faces
 _CONTRACTIONS = _contractions()
-_TIME = re.compile(r"(\d{1,2})([ap]\.?m\.?)")
+_TIME = re.compile(r"(1[0-2]|[1-9])([ap]m|[ap]\.m\.)")
 _WITH_MARKS = (  # words that end with a mark, and faces
     "a.m. Adm. Bros. co. Co. Corp. D.C. Dr. e.g. E.g. E.G. Gen. Gov. i.e. I.e. I.E. Inc. Jr. Ltd. Md. Messrs. Mo. Mont. Mr. Mrs. Ms. p.m. "
     "Ph.D. Prof. Rep. Rev. Sen. St. vs. v.s. Jan. Feb. Mar. Apr. Jun. Jul. Aug. Sep. Sept. Oct. Nov. Dec. Ala. Ariz. Ark. Calif. Colo. "
     "Conn. Del. Fla. Ga. Ia. Id. Ill. Ind. Kan. Kans. Ky. La. Mass. Mich. Minn. Miss. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Okla. "
     "Ore. Pa. S.C. Tenn. Va. Wash. Wis. 'S 's 'Cause 'cause 'cos 'Cos 'em 'bout 'nuff ma'am o'clock C++ and/or w/o \\t \\n '' :) :-) :( "
-    ":-( ;) ;-) :D :-D :P :-P :/ :p ;D XD xD <3 :] :[ =) =( :o :O :| ^_^ -_- -__- :3 :* :-/ :-P 8) (: (; (-:"
+    ":-( ;) ;-) :D :-D :P :-P :/ :p ;D XD xD <3 :] :[ =) =( :o :O :| ^_^ -_- -__- :3 :* :-/ :-P 8) (: (; (-: "
+    "): (= [= =] ]= =[ [: :] :> :} =| :/ =/ :0 :1 :X :x :P =D =3 ;-D :-] Mt. Havin' havin' Goin' goin' Nothin' nothin' Nuthin' nuthin' "
+    "Lovin' lovin' Doin' doin' Ol' ol' Somethin' somethin' 'Coz 'coz 'Cuz 'cuz 'll 're 'd \\\")"
 )
 _WHOLE = frozenset(_WITH_MARKS.split()) | frozenset(f"{letter}." for letter in "abcdefghijklmnopqrstuvwxyzäöü")
 
@@ -142,9 +178,10 @@ class Spacy:
         try:
             return read(text)
         except Exception:
-            if "IS_ALPHA" not in text:  # a word with the name of an attribute of spaCy, which some of its versions cannot read
+            readable = text.encode(errors="replace").decode().replace("IS_ALPHA", "")
+            if readable == text:
                 raise
-            return read(text.replace("IS_ALPHA", ""))
+            return read(readable)  # without lone surrogates, and without the name of an attribute, which some versions of spaCy cannot read
 
 
 SPLITTERS: dict[str, type[Splitter]] = {"words": Words, "spacy": Spacy}
@@ -166,6 +203,11 @@ def words_of(piece: str) -> list[str]:
         end = _start_of_suffix(rest)
         if prefix is None and end == len(rest):
             break
+        shorter = piece[: end - len(rest)] if prefix and end < len(rest) else ""
+        if shorter and _whole(shorter):
+            after.append(rest[end:])
+            piece = shorter
+            continue
         if prefix:
             before.append(prefix[0])
         if end < len(rest):
@@ -180,7 +222,7 @@ def words_of(piece: str) -> list[str]:
     place = 0
     while len(found) > place + 1:
         pair = found[place] + found[place + 1]
-        if len(pair) == 2 and pair in _JOINED:
+        if pair in _WHOLE:  # also what stands together in a piece
             found[place : place + 2] = [pair]
         place += 1
     return found
@@ -214,13 +256,6 @@ def count_sentences(words: Any, ends: frozenset[str], most: int) -> int:
             if count >= most:
                 break
     return count
-
-
-@lru_cache
-def characters(ranges: str) -> frozenset[str]:
-    """Return the characters in ranges of hexadecimal code points."""
-    bounds = [each.partition("-") for each in ranges.split()]
-    return frozenset(chr(point) for low, _, high in bounds for point in range(int(low, 16), int(high or low, 16) + 1))
 
 
 def _whole(piece: str) -> list[str] | None:

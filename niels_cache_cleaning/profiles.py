@@ -10,14 +10,18 @@ and Penedo et al. 2024 (https://arxiv.org/abs/2406.17557), with the limits and t
 
 import re
 from collections.abc import Callable, Iterable
-from functools import cached_property, lru_cache
-from typing import Any
+from contextlib import suppress
+from functools import cached_property, lru_cache, partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.base.documents import Document
+from niels_cache_assets.cleaning.measures import DocumentMeasures, Side
+from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.steps.step import Drop, step
+from niels_cache_cleaning.measuring import limit_of
 from niels_cache_cleaning.profile_words import SPLITTERS, Splitter, characters
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -36,27 +40,81 @@ _PUNCTUATION = (  # further characters that are no letters of Gopher's words
 _STOP_WORDS = frozenset(["the", "be", "to", "of", "and", "that", "have", "with"])
 _TOP_LIMITS = {2: 0.20, 3: 0.18, 4: 0.16}
 _REPEAT_LIMITS = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
-_ORDERS = np.array([*_TOP_LIMITS, *_REPEAT_LIMITS])
+_NGRAMS = {n: f"top_{n}_gram" for n in _TOP_LIMITS} | {n: f"duplicated_{n}_n_grams" for n in _REPEAT_LIMITS}
+_ORDERS = np.array([*_NGRAMS])
 _ELLIPSES = ("...", "…")
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _C4_ENDS = (".", "?", "!", '"', "'")
 _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
-_SENTENCES = 5  # that a document of C4 has
+_COUNTED_SENTENCES = 45  # of a document that is measured
 _WORD_BIT, _LETTER_BIT = 1, 2
 
 Check = tuple[str, float, bool]  # the reason, the measured value, and whether the document is dropped
 
 
-class ProfileText:
-    """A text, and its words, which are split when a rule first needs them."""
+class ProfileRule(NamedTuple):
+    """A rule of a profile, with its limit. What a text must not have at all is counted, with the limit 0."""
 
-    def __init__(self, text: str, splitter: Splitter) -> None:
-        self.text, self.splitter = text, splitter
+    key: str
+    limit: float = 0
+    side: Side = "above"
+    form: Literal["count", "share", "number"] = "count"
+
+    @property
+    def reason(self) -> str:
+        """The reason under which documents are dropped, after the name of the step."""
+        return self.key
+
+
+_RULES = {
+    "gopher-repetition": (
+        ProfileRule("empty"),
+        ProfileRule("dup_para_frac", 0.3, form="share"),
+        ProfileRule("dup_para_char_frac", 0.2, form="share"),
+        ProfileRule("dup_line_frac", 0.3, form="share"),
+        ProfileRule("dup_line_char_frac", 0.2, form="share"),
+        *(ProfileRule(_NGRAMS[n], limit, form="share") for n, limit in (_TOP_LIMITS | _REPEAT_LIMITS).items()),
+    ),
+    "gopher": (
+        ProfileRule("gopher_short_doc", 50, "below"),
+        ProfileRule("gopher_long_doc", 100_000),
+        ProfileRule("gopher_below_avg_threshold", 3, "below", "number"),
+        ProfileRule("gopher_above_avg_threshold", 10, form="number"),
+        ProfileRule("gopher_too_many_hashes", 0.1, form="number"),
+        ProfileRule("gopher_too_many_ellipsis", 0.1, form="number"),
+        ProfileRule("gopher_too_many_bullets", 0.9, form="share"),
+        ProfileRule("gopher_too_many_end_ellipsis", 0.3, form="share"),
+        ProfileRule("gopher_below_alpha_threshold", 0.8, "below", "share"),
+        ProfileRule("gopher_enough_stop_words", 2, "below"),
+    ),
+    "c4": (ProfileRule("lorem_ipsum"), ProfileRule("curly_bracket"), ProfileRule("too_few_sentences", 5, "below")),
+    "fineweb": (
+        ProfileRule("empty"),
+        ProfileRule("line_punct_ratio", 0.12, "below", "share"),
+        ProfileRule("short_line_ratio", 0.67, form="share"),
+        ProfileRule("char_dup_ratio", 0.01, form="share"),
+        ProfileRule("list_ratio", 0.3, form="number"),
+    ),
+}
+RULES = {rule.key: rule for rules in _RULES.values() for rule in rules}
+
+
+class ProfileText:
+    """A text, and its words, which are split when a rule first needs them.
+
+    Args:
+        text: The text.
+        splitter: The splitter.
+        is_measured: Whether each rule gives its value, also where a quicker look decides.
+    """
+
+    def __init__(self, text: str, splitter: Splitter, *, is_measured: bool = False) -> None:
+        self.text, self.splitter, self.is_measured = text, splitter, is_measured
         self.dropped_lines: int | None = None  # by C4, if it ran
 
     def replace(self, text: str, dropped_lines: int) -> None:
         """Set another text, whose words are split again."""
-        self.__dict__ = {"text": text, "splitter": self.splitter, "dropped_lines": dropped_lines}
+        self.__dict__ = {"text": text, "splitter": self.splitter, "is_measured": self.is_measured, "dropped_lines": dropped_lines}
 
     @cached_property
     def words(self) -> list[str]:
@@ -78,19 +136,17 @@ class ProfileText:
 def gopher_repetition(given: ProfileText) -> Iterable[Check]:
     """Yield the checks of Gopher's rules about repetition: paragraphs, lines, and n-grams of words."""
     text = given.text
-    yield "empty", 0, not text
+    yield _check("empty", not text)
     for name, parts in (("para", re.split(r"\n{2,}", text.strip())), ("line", re.split(r"\n+", text))):
         repeats, size = _repeated(parts)
-        yield _above(f"dup_{name}_frac", repeats / len(parts), 0.3)
-        yield _above(f"dup_{name}_char_frac", size / len(text), 0.2)
+        yield _check(f"dup_{name}_frac", repeats / len(parts))
+        yield _check(f"dup_{name}_char_frac", size / len(text))
     from niels_cache_cleaning.profile_kernels import repetition
 
     tops, repeated = np.zeros((2, len(_ORDERS)), np.int64)
     repetition(given.points, given.starts, _ORDERS, tops, repeated)
-    for place, (order, limit) in enumerate((_TOP_LIMITS | _REPEAT_LIMITS).items()):
-        is_top = order in _TOP_LIMITS
-        found = tops[place] if is_top else repeated[place]
-        yield _above(f"top_{order}_gram" if is_top else f"duplicated_{order}_n_grams", int(found) / len(text), limit)
+    for place, (order, reason) in enumerate(_NGRAMS.items()):
+        yield _check(reason, int((tops if order in _TOP_LIMITS else repeated)[place]) / len(text))
 
 
 def gopher_quality(given: ProfileText) -> Iterable[Check]:
@@ -98,18 +154,18 @@ def gopher_quality(given: ProfileText) -> Iterable[Check]:
     text, total = given.text, len(given.words)
     bits = np.bitwise_or.reduceat(_character_bits()[given.points], given.starts[:-1]) if total else np.zeros(0, np.uint8)
     sizes = np.diff(given.starts)[(bits & _WORD_BIT) > 0]
-    yield _below("gopher_short_doc", len(sizes), 50)
-    yield _above("gopher_long_doc", len(sizes), 100_000)
+    yield _check("gopher_short_doc", len(sizes))
+    yield _check("gopher_long_doc", len(sizes))
     mean = int(sizes.sum()) / len(sizes)
-    yield _below("gopher_below_avg_threshold", mean, 3)
-    yield _above("gopher_above_avg_threshold", mean, 10)
-    yield _above("gopher_too_many_hashes", text.count("#") / total, 0.1)
-    yield _above("gopher_too_many_ellipsis", sum(map(text.count, _ELLIPSES)) / total, 0.1)
+    yield _check("gopher_below_avg_threshold", mean)
+    yield _check("gopher_above_avg_threshold", mean)
+    yield _check("gopher_too_many_hashes", text.count("#") / total)
+    yield _check("gopher_too_many_ellipsis", sum(map(text.count, _ELLIPSES)) / total)
     lines = text.splitlines()
-    yield _above("gopher_too_many_bullets", sum(line.lstrip().startswith(("•", "-")) for line in lines) / len(lines), 0.9)
-    yield _above("gopher_too_many_end_ellipsis", sum(line.rstrip().endswith(_ELLIPSES) for line in lines) / len(lines), 0.3)
-    yield _below("gopher_below_alpha_threshold", int(np.count_nonzero(bits & _LETTER_BIT)) / total, 0.8)
-    yield _below("gopher_enough_stop_words", len(_STOP_WORDS.intersection(given.words)), 2)
+    yield _check("gopher_too_many_bullets", sum(line.lstrip().startswith(("•", "-")) for line in lines) / len(lines))
+    yield _check("gopher_too_many_end_ellipsis", sum(line.rstrip().endswith(_ELLIPSES) for line in lines) / len(lines))
+    yield _check("gopher_below_alpha_threshold", int(np.count_nonzero(bits & _LETTER_BIT)) / total)
+    yield _check("gopher_enough_stop_words", len(_STOP_WORDS.intersection(given.words)))
 
 
 def c4(given: ProfileText, *, ends: bool = True) -> Iterable[Check]:
@@ -120,6 +176,7 @@ def c4(given: ProfileText, *, ends: bool = True) -> Iterable[Check]:
         ends: Whether lines must end with terminal punctuation.
     """
     sentences, kept, lines = 0, list[str](), given.text.splitlines()
+    most = _COUNTED_SENTENCES if given.is_measured else RULES["too_few_sentences"].limit
     for whole in lines:
         line = whole.strip()
         words = line.split()
@@ -132,16 +189,16 @@ def c4(given: ProfileText, *, ends: bool = True) -> Iterable[Check]:
         if len(words) < 3:
             continue
         lower = line.lower()
-        yield "lorem_ipsum", 0, "lorem ipsum" in lower
+        yield _check("lorem_ipsum", "lorem ipsum" in lower)
         if "javascript" in lower:
             continue
-        yield "curly_bracket", 0, "{" in line
+        yield _check("curly_bracket", "{" in line)
         if any(policy in lower for policy in _POLICIES):
             continue
-        if sentences < _SENTENCES:
-            sentences += given.splitter.sentences(line, _SENTENCES - sentences)
+        if sentences < most:
+            sentences += given.splitter.sentences(line, int(most) - sentences)
         kept.append(line)
-    yield _below("too_few_sentences", sentences, _SENTENCES)
+    yield _check("too_few_sentences", sentences)
     given.replace("\n".join(kept).strip(), len(lines) - len(kept))
 
 
@@ -149,25 +206,31 @@ def fineweb(given: ProfileText) -> Iterable[Check]:
     """Yield the checks of FineWeb's own rules: punctuation at the ends of lines, short lines, repeated lines, and lists."""
     text = given.text
     lines = [line for line in text.split("\n") if line and not line.isspace()]
-    yield "empty", 0, not lines
+    yield _check("empty", not lines)
     terminal = characters(_TERMINAL)
-    yield _below("line_punct_ratio", sum(line[-1] in terminal for line in lines) / len(lines), 0.12)
-    yield _above("short_line_ratio", sum(len(line) <= 30 for line in lines) / len(lines), 0.67)
+    yield _check("line_punct_ratio", sum(line[-1] in terminal for line in lines) / len(lines))
+    yield _check("short_line_ratio", sum(len(line) <= 30 for line in lines) / len(lines))
     breaks = text.count("\n")
-    yield _above("char_dup_ratio", _repeated(lines)[1] / (len(text) - breaks), 0.01)
-    if breaks / len(text.split()) > 0.3:  # there are at least as many words as pieces between blanks
-        yield _above("list_ratio", breaks / len(given.words), 0.3)
+    yield _check("char_dup_ratio", _repeated(lines)[1] / (len(text) - breaks))
+    # there are at least as many words as pieces between blanks
+    if given.is_measured or breaks / len(text.split()) > RULES["list_ratio"].limit:
+        yield _check("list_ratio", breaks / len(given.words))
 
 
 def _fineweb_c4(given: ProfileText) -> Iterable[Check]:
     return c4(given, ends=False)
 
 
-PROFILES: dict[str, tuple[Callable[[ProfileText], Iterable[Check]], ...]] = {
-    "gopher": (gopher_quality,),
-    "gopher-repetition": (gopher_repetition,),
-    "c4": (c4,),
-    "fineweb": (gopher_repetition, gopher_quality, _fineweb_c4, fineweb),
+PROFILES: dict[str, dict[Callable[[ProfileText], Iterable[Check]], tuple[ProfileRule, ...]]] = {
+    "gopher": {gopher_quality: _RULES["gopher"]},
+    "gopher-repetition": {gopher_repetition: _RULES["gopher-repetition"]},
+    "c4": {c4: _RULES["c4"]},
+    "fineweb": {
+        gopher_repetition: _RULES["gopher-repetition"],
+        gopher_quality: _RULES["gopher"],
+        _fineweb_c4: _RULES["c4"],
+        fineweb: _RULES["fineweb"],
+    },
 }
 
 MEANINGS = {  # what is true of a document that is dropped
@@ -218,6 +281,8 @@ class Profile:
             if value not in values:
                 raise NielsCacheError(f"{key} is {value!r}; set it to {', '.join(values)}")
         self._filters, self._splitter = PROFILES[profile], SPLITTERS[splitter]()
+        rules = {rule.key: rule for each in self._filters.values() for rule in each}
+        self._limits = {key: limit_of(rule.limit, rule.side, rule.form) for key, rule in rules.items()}
 
     def __call__(self, document: Document) -> Any:
         given = ProfileText(document.text, self._splitter)
@@ -227,13 +292,29 @@ class Profile:
                     return Drop(reason, value)
         return document if given.dropped_lines is None else {"text": given.text, "dropped_lines": given.dropped_lines}
 
+    def measure(self, text: str) -> dict[str, float]:
+        """Return the value of each rule, also of those after the first one that fails. A text without words has no values per word."""
+        given, found = ProfileText(text, self._splitter, is_measured=True), dict[str, float]()
+        for each in self._filters:
+            with suppress(ZeroDivisionError):
+                for reason, value, _ in each(given):
+                    found[reason] = found.get(reason, 0) + value  # a rule about lines gives one value for each
+        return found
 
-def _above(reason: str, value: float, limit: float) -> Check:
-    return reason, value, value > limit
+    def count_in_report(self, report: CleaningReport, title: str, place: int, document: Document, result: Any) -> Callable[[], None] | None:
+        """Add the measures to the report, if the document is in the sample, and the lines that C4 drops, if it is kept in the end."""
+        weight, bits = report.measured_weight(place)
+        if weight:
+            found = DocumentMeasures(self.measure(document.text), 0, None, None)
+            report.measures_of(title, self._limits).add(found, report.shown(document), weight=weight, bits=bits)
+        if isinstance(result, dict) and result["dropped_lines"]:
+            return partial(report.cut_lines.update, {title: result["dropped_lines"]})
+        return None
 
 
-def _below(reason: str, value: float, limit: float) -> Check:
-    return reason, value, value < limit
+def _check(reason: str, value: float) -> Check:
+    rule = RULES[reason]
+    return reason, value, value > rule.limit if rule.side == "above" else value < rule.limit
 
 
 def _repeated(parts: list[str]) -> tuple[int, int]:

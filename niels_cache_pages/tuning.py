@@ -58,6 +58,9 @@ def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
         * `documents`, `kept`: the numbers of documents before and after cleaning.
         * `cleaning`: None if the data set is not cleaned. Otherwise `measured` and `counted` (how many documents were measured, and how
           many they count for), `languages`, and `rules` (see `_rule`).
+        * `steps`: for each step that is a single filter or a profile, in the order of `steps`: its `name`, and `measured`, `counted` and
+          `rules` as above, of the documents that reach it.
+        * `cut_lines`: how many lines a step has cut from documents that are kept, by its name.
         * `duplicates`: None without "dedup". Otherwise see `_duplicates`.
 
     Raises:
@@ -66,12 +69,18 @@ def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
     require_prepared(registry, name)
     prepared = open_prepared(registry, name, root=root)
     meta = prepared.meta
+    is_cleaned = "clean" in prepared.source.prepare
+    path = prepared.directory / MEASURES_NAME
+    state = _read_state(path) if is_cleaned or path.exists() else {}
+    steps = {title: _measures(path, each) for title, each in state.get("steps", {}).items()}
     return {
         "name": name,
         "documents": source_documents(meta),
         "kept": meta["documents"]["kept"],
         "dropped": dict(meta["dropped"]),
-        "cleaning": _cleaning(prepared.directory) if "clean" in prepared.source.prepare else None,
+        "cleaning": _cleaning(prepared.directory) if is_cleaned else None,
+        "steps": [{"name": use.title, **_step(steps[use.title])} for use in prepared.source.steps if use.title in steps],
+        "cut_lines": state.get("cut_lines", {}),
         "duplicates": _duplicates(registry, prepared, prepared.drops, root=root) if prepared.drops else None,
     }
 
@@ -83,16 +92,37 @@ def read_measures(directory: Path) -> MeasureHistograms:
         NielsCacheError: If the file is missing or damaged.
     """
     path = directory / MEASURES_NAME
+    return _measures(path, _read_state(path))
+
+
+def _read_state(path: Path) -> dict[str, Any]:
     try:
-        return MeasureHistograms.from_state(json.loads(path.read_bytes()))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise NielsCacheError(f"{path}: cannot be read ({error}); prepare this data set again with force") from error
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _measures(path: Path, state: Any) -> MeasureHistograms:
+    try:
+        return MeasureHistograms.from_state(state)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> NielsCacheError:
+    return NielsCacheError(f"{path}: cannot be read ({error}); prepare this data set again with force")
 
 
 def _cleaning(directory: Path) -> dict[str, Any]:
     found = read_measures(directory)
     rules = [_rule(rule, found) for rule in load_beside("cleaning", "filters").RULES if rule.key in found.limits]
     return {"measured": found.measured, "counted": found.documents, "languages": dict(found.languages.most_common()), "rules": rules}
+
+
+def _step(found: MeasureHistograms) -> dict[str, Any]:
+    every = (*load_beside("cleaning", "filters").RULES, *load_beside("cleaning", "profiles").RULES.values())
+    rules = [_rule(rule, found) for rule in every if rule.key in found.limits]
+    return {"measured": found.measured, "counted": found.documents, "rules": rules}
 
 
 def _rule(rule: Any, found: MeasureHistograms) -> dict[str, Any]:

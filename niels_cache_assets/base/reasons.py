@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from niels_cache_assets.base.beside import load_beside
+
 Stage = Literal["reading", "conversations", "pairs", "mixtures", "cleaning", "steps", "duplicates", "decontamination", "encoding"]
 
 
@@ -222,5 +224,7 @@ def is_asked(reason: str) -> bool:
 
 def explain(reason: str) -> str:
     """Return what a reason means and what to do, or an empty string if it is not in the table."""
+    if reason.startswith("step:") and (meaning := load_beside("cleaning", "entries").meaning_of(reason)):
+        return str(meaning)
     row = row_of(reason)
     return "; ".join(filter(None, row[1:3])) if row else ""

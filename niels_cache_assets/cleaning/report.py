@@ -12,16 +12,25 @@ from heapq import heappush, heappushpop
 from operator import iadd
 from typing import Any, NamedTuple, Self
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.reasons import DropCounts, require_known
-from niels_cache_assets.cleaning.measures import MeasureHistograms, example_row, weight_of
+from niels_cache_assets.cleaning.measures import MeasureHistograms, RuleLimit, example_row, weight_of
 from niels_cache_assets.cleaning.settings import REASONS
 
 EXAMPLES = 50
 MASK_EXAMPLES = 10  # of each kind
 EXCERPT_CHARACTERS = 500
 
-_COUNTS = ("documents", "kept", "dropped", "languages", "masked", "masked_documents")  # attributes that are sums over documents
+_COUNTS = (
+    "documents",
+    "kept",
+    "dropped",
+    "languages",
+    "masked",
+    "masked_documents",
+    "cut_lines",
+)  # attributes that are sums over documents
 
 _Example = tuple[int, int, dict[str, Any]]  # (negative hash, negative position in the input, row); the largest hash is on top of a heap
 _Heaps = dict[str, list[_Example]]
@@ -58,6 +67,9 @@ class CleaningReport:
         masked: Number of matches of masks in documents that are kept, by kind.
         masked_documents: Number of documents with such matches.
         measures: Histograms of what the filters measure, or None.
+        step_measures: The same of steps that are a single filter or a profile, by their names.
+        cut_lines: Number of lines that a step has cut from documents that are kept, by its name.
+        masks: Kinds of masks with which all examples are masked.
     """
 
     def __init__(self, seed: int, first: int = 0, *, measures: MeasureHistograms | None = None) -> None:
@@ -69,15 +81,32 @@ class CleaningReport:
         self.masked: Counter[str] = Counter()
         self.masked_documents = 0
         self.measures = measures
+        self.step_measures: dict[str, MeasureHistograms] = {}
+        self.cut_lines: Counter[str] = Counter()
+        self.masks: Sequence[str] = ()
         self._first = first
         self._examples: _Heaps = {}  # by reason
         self._mask_examples: _Heaps = {}  # by kind
 
-    def measured_weight(self) -> tuple[int, int]:
-        """Return for how many documents the next one counts in `measures` (0: it is not measured), and its random bits."""
-        ordinal = self._first + self.documents
+    def measured_weight(self, place: int | None = None) -> tuple[int, int]:
+        """Return for how many documents the next one counts in `measures` (0: it is not measured), and its random bits.
+
+        With `place`, return this for the document of this index in the chunk, and for `step_measures`.
+        """
+        ordinal = self._first + (self.documents if place is None else place)
         bits = _keyed_hash(self.seed, ordinal)
         return weight_of(ordinal, bits), bits
+
+    def measures_of(self, step: str, limits: Mapping[str, RuleLimit]) -> MeasureHistograms:
+        """Return the histograms of a step."""
+        return self.step_measures.setdefault(step, MeasureHistograms(limits))
+
+    def shown(self, document: Document) -> Document:
+        """Return a document as an example shows it: masked, also if a later step would mask it."""
+        if not self.masks:
+            return document
+        mask = load_beside("cleaning", "masks").mask
+        return document._replace(text=mask(document.text, self.masks)[0], title=document.title and mask(document.title, self.masks)[0])
 
     def add(self, result: Document | RejectedDocument, language: str | None = None) -> None:
         """Count the next document of the input.
@@ -116,17 +145,18 @@ class CleaningReport:
         """
         require_known(dropped.reason)
         ordinal = self._first + place
-        row = {"reason": dropped.reason, **example_row(dropped.document, dropped.value, EXCERPT_CHARACTERS)}
+        row = {"reason": dropped.reason, **example_row(self.shown(dropped.document), dropped.value, EXCERPT_CHARACTERS)}
         _keep(self._examples, dropped.reason, (-_keyed_hash(self.seed, ordinal), -ordinal, row), most=EXAMPLES)
 
-    def add_masked(self, matches: Counter[str], examples: Sequence[dict[str, str]]) -> None:
-        """Count the matches of masks in the document that was added last and is kept.
+    def add_masked(self, matches: Counter[str], examples: Sequence[dict[str, str]], place: int | None = None) -> None:
+        """Count the matches of masks in a document that is kept.
 
         Args:
             matches: Number of matches by kind.
             examples: One example for each kind.
+            place: Index of the document in the chunk; by default, it is the one that was added last.
         """
-        ordinal = self._first + self.documents - 1
+        ordinal = self._first + (self.documents - 1 if place is None else place)
         self.masked_documents += 1
         self.masked += matches
         key = -_keyed_hash(self.seed, ordinal)
@@ -145,6 +175,8 @@ class CleaningReport:
             setattr(self, name, iadd(getattr(self, name), getattr(later, name)))
         if self.measures is not None and later.measures is not None:
             self.measures.merge(later.measures)
+        for step, measures in later.step_measures.items():
+            self.measures_of(step, measures.limits).merge(measures)
         for heaps, others, most in (
             (self._examples, later._examples, EXAMPLES),
             (self._mask_examples, later._mask_examples, MASK_EXAMPLES),
@@ -179,13 +211,20 @@ class CleaningReport:
             "examples": self._examples,
             **(masked if self.masked else {}),
             **({} if self.measures is None else {"measures": self.measures.state()}),
+            **self.step_state(),
         }
+
+    def step_state(self) -> dict[str, Any]:
+        """Return what steps have measured and cut, as JSON-able values. Without any, return an empty dict."""
+        measures = {step: each.state() for step, each in self.step_measures.items()}
+        return {**({"steps": measures} if measures else {}), **({"cut_lines": dict(self.cut_lines)} if self.cut_lines else {})}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Return the report of a `state`."""
         measures = MeasureHistograms.from_state(state["measures"]) if "measures" in state else None
         report = cls(state["seed"], state["first"], measures=measures)
+        report.step_measures = {step: MeasureHistograms.from_state(each) for step, each in state.get("steps", {}).items()}
         for name in _COUNTS:
             empty = getattr(report, name)
             setattr(report, name, type(empty)(state.get(name, empty)))

@@ -172,12 +172,12 @@ class ChunkWork:
         report = new_report(self.seed, chunk.first, cleaning=self.cleaning)
         documents = list(chunk.documents)
         converted, dropped_by_source, examples = self.source.convert(documents)
-        # the examples are numbered after the converted documents, so each place is unique
-        for place, (reason, document) in enumerate(examples, start=len(converted)):
-            report.add_example(RejectedDocument(self.chain.readable(document), reason, None), place=place)
         marks = {} if mark is None else {"mark": mark}
         same = documents if converted is documents else []
         results = self.chain.run(converted, report, skipped=chunk.skipped, given=same, texts=chunk.documents.text, **marks)
+        # the examples are numbered after the converted documents, so each place is unique
+        for place, (reason, document) in enumerate(examples, start=len(converted)):
+            report.add_example(RejectedDocument(self.chain.readable(document), reason, None), place=place)
         kept = [document for document in results if isinstance(document, Document)]
         rows = [_row(document) for document in kept]
         places = [

@@ -252,8 +252,9 @@ def write_rejected(root: Path, rows: Iterable[Mapping[str, Any]], files: Files) 
 
 def write_measures(root: Path, report: CleaningReport, files: Files) -> None:
     """Write what the filters measured, if the report has it. No fingerprint and no `content_sha256` depends on this file."""
-    if report.measures is not None:
-        write_json(root, MEASURES_NAME, report.measures.state(), files)
+    steps = report.step_state()
+    if report.measures is not None or steps:
+        write_json(root, MEASURES_NAME, {**(report.measures.state() if report.measures is not None else {}), **steps}, files)
 
 
 def write_json(root: Path, name: str, value: Mapping[str, Any], files: Files) -> None:

@@ -227,8 +227,13 @@ class Registry:
         return [name for name, settings in self.blend.items() if buildable.issuperset(settings.weights)]
 
     def cleaning_of(self, name: str) -> CleaningSettings:
-        """Return the thresholds for a pretrain data set: those of [cleaning], changed by the key `cleaning` of the data set."""
-        return self.cleaning.with_changes(self.pretrain[name].cleaning or {})
+        """Return the thresholds for a pretrain data set: those of [cleaning], changed by the key `cleaning` of the data set.
+
+        If only a step drops other languages, its languages are the wanted ones.
+        """
+        source = self.pretrain[name]
+        codes = () if "clean" in source.prepare else tuple(code for use in source.steps for code in use.languages)
+        return self.cleaning.with_changes({**({"languages": codes} if codes else {}), **(source.cleaning or {})})
 
     def unconfigured(self) -> dict[str, str]:
         """Return the enabled data sets that cannot be built yet, and the setting that each data set lacks."""

@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, ValidationInfo, model_validator
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.config_path import ConfigPath
 from niels_cache_assets.base.schema import Table
 
 CLEANING = "cleaning"  # the entry that stands for the shipped cleaning
-PROFILES = ("gopher", "gopher-repetition", "c4", "fineweb")  # { profile = "c4" } is short for the shipped step with this setting and name
 EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each text export, so kept columns cannot have these names
 
 
@@ -54,10 +54,8 @@ class StepUse(Table):
     def _of_text(cls, entry: Any, info: ValidationInfo) -> Any:
         base_dir = info.context["base_dir"] if info.context else "."
         entry = {"use": entry} if isinstance(entry, str) else entry
-        if isinstance(entry, Mapping) and "profile" in entry and not {"use", "where"} & entry.keys():
-            if entry["profile"] not in PROFILES:
-                raise ValueError(f"profile is {entry['profile']!r}; set it to {', '.join(PROFILES)}")
-            entry = {"use": "niels_cache_cleaning.profiles:Profile", "name": entry["profile"], **entry}
+        if isinstance(entry, Mapping) and not {"use", "where"} & entry.keys():  # { filter = "too_short" } and other shipped steps
+            entry = load_beside("cleaning", "entries").expand(entry, cls.model_fields.keys())
         return {"folder": base_dir, **entry} if isinstance(entry, Mapping) else entry
 
     @model_validator(mode="after")
@@ -77,6 +75,19 @@ class StepUse(Table):
     def settings(self) -> dict[str, Any]:
         """The settings of the step."""
         return dict(self.model_extra or {})
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        """The kinds of personal data that it masks."""
+        return self._shipped("mask")
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages outside which it drops documents."""
+        return self._shipped("languages")
+
+    def _shipped(self, key: str) -> tuple[str, ...]:
+        return tuple(self.settings.get(key, ())) if self.use == f"niels_cache_cleaning.steps:{key.capitalize()}" else ()
 
     @property
     def title(self) -> str:

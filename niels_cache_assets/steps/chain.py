@@ -56,6 +56,7 @@ class ChainRun:
         skipped: Calls that took too long when these documents ran before.
         batch: The most documents of a batch.
         is_trial: Whether the documents are a sample, in which each column of a condition must occur.
+        if_kept: What to call at the end if the document of this index is kept.
     """
 
     report: CleaningReport
@@ -67,6 +68,7 @@ class ChainRun:
     skipped: Sequence[SkippedCall] = ()
     batch: int = 256
     is_trial: bool = False
+    if_kept: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
 
     def arrow_texts(self, group: Sequence[tuple[int, Document]]) -> "pa.Array":
         """Return the texts of some documents: a view, if they are consecutive and no step has changed them."""
@@ -115,7 +117,7 @@ class DocumentChain:
 
     def each_step(self, run: ChainRun) -> Iterator[str]:
         """Run the chain, and yield the title of each step after it has run."""
-        is_counted = False
+        is_counted, run.report.masks = False, self.masks
         for each in self._steps:
             left = [place for place, _ in run.documents()]
             each.run(run)
@@ -125,6 +127,9 @@ class DocumentChain:
                     run.report.reject(outcome, place=place)
             is_counted = is_counted or isinstance(each, _Cleaning)  # which counts all documents
             yield each.title
+        for place, count in run.if_kept:
+            if isinstance(run.outcomes[place], Document):
+                count()
         keep = [name for use in self.source.steps for name in use.keep]
         for place, document in run.documents() if keep else ():
             values = run.columns.get(place, {})
@@ -143,13 +148,14 @@ class DocumentChain:
         return place, step
 
     def readable(self, document: Document) -> Document:
-        """Return a document that was dropped before the cleaning, with its text and names as an example shows them."""
-        named = with_writable_names(document)._replace(text=valid_unicode(document.text))
-        kinds = self.cleaning.mask if self.cleaning is not None else ()
-        if not kinds:
-            return named
-        mask = load_beside("cleaning", "masks").mask
-        return named._replace(text=mask(named.text, kinds)[0], title=named.title and mask(named.title, kinds)[0])
+        """Return a document that was dropped before the cleaning, with text and names that can be written."""
+        return with_writable_names(document)._replace(text=valid_unicode(document.text))
+
+    @cached_property
+    def masks(self) -> tuple[str, ...]:
+        """The kinds of masks for examples: those of the cleaning and of all steps."""
+        own = [kind for use in self.source.steps for kind in use.masks]
+        return (*(self.cleaning.mask if self.cleaning is not None else ()), *own)
 
     @cached_property
     def _steps(self) -> "list[_Cleaning | _UserStep | _Condition]":
@@ -225,6 +231,7 @@ class _UserStep:
             self._call = target(**settings) if isinstance(target, type) else partial(target, **settings) if settings else target
         except Exception as error:
             raise NielsCacheError(f"step {self.title}: cannot be created: {describe_error(error, __file__)}") from error
+        self._count = getattr(self._call, "count_in_report", None)  # of shipped steps
         if not callable(self._call):
             raise NielsCacheError(f"step {self.title}: the class has no __call__(self, document); add it")
 
@@ -252,6 +259,8 @@ class _UserStep:
             for (place, each), result in zip(group, results, strict=True):
                 if result is not each:
                     run.outcomes[place] = self._outcome(each, result, run.columns.setdefault(place, {}))
+                if self._count and (count := self._count(run.report, self.title, place, each, result)):
+                    run.if_kept.append((place, count))
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
                 raise  # workers ignore Ctrl-C, so there the step has raised it

@@ -11,10 +11,11 @@ import pytest
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.report import CleaningReport
-from niels_cache_assets.sources.step_use import PROFILES as NAMES
 from niels_cache_assets.steps.chain import DocumentChain
 from niels_cache_assets.steps.step import Drop
-from niels_cache_cleaning.profile_words import Words
+from niels_cache_cleaning.entries import PROFILES as NAMES
+from niels_cache_cleaning.entries import SPLITTERS as SPLITTER_NAMES
+from niels_cache_cleaning.profile_words import SPLITTERS, Words
 from niels_cache_cleaning.profiles import MEANINGS, PROFILES, Profile, ProfileText
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.user_steps import documents_of, source_with
@@ -105,7 +106,7 @@ def test_the_first_rule_that_fails_is_the_reason(name: str, text: str, reason: s
 
 def test_the_cases_have_every_rule_and_the_pages_name_it() -> None:
     assert {reason for _, _, reason in CASES if reason} == MEANINGS.keys()
-    assert tuple(PROFILES) == NAMES
+    assert (tuple(PROFILES), tuple(SPLITTERS)) == (NAMES, SPLITTER_NAMES)
 
 
 C4_TEXT = """\
@@ -223,8 +224,8 @@ def test_a_profile_is_an_entry_of_steps(tmp_path: Path) -> None:
     [
         ({"profile": "c5"}, "profile is 'c5'.*gopher-repetition"),
         ({"profile": ["c4"]}, "profile is .*gopher-repetition"),
-        ({"profile": "c4", "splitter": "nltk"}, "step c4: .*splitter is 'nltk'.*spacy"),
-        ({"profile": "c4", "spliter": "words"}, "step c4: .*spliter"),
+        ({"profile": "c4", "splitter": "nltk"}, "splitter is 'nltk'.*spacy"),
+        ({"profile": "c4", "spliter": "words"}, "profile 'c4' has no key 'spliter'; did you mean 'splitter'"),
         ({"profile": "c4", "splitter": "spacy"}, "needs spaCy.*pip install"),
     ],
 )

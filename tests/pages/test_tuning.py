@@ -25,6 +25,7 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_cleaning.chain import Cleaner
 from niels_cache_cleaning.filters import RULES
 from niels_cache_cleaning.measuring import limits_of
+from niels_cache_cleaning.profiles import Profile
 from niels_cache_pages import tuning as facts
 from niels_cache_pages.page import render_tuning
 from niels_cache_pages.tuning import tuning
@@ -261,6 +262,20 @@ def test_the_page_is_self_contained_and_shows_everything(
     assert main(["report", "books", *common]) == 0
     assert (root / "reports" / "tune" / "books.html").read_text("utf-8") == page
     shutil.rmtree(root / "reports")  # another test compares the notes about this root
+
+
+def test_the_page_shows_the_rules_of_steps() -> None:
+    report, profile = CleaningReport(7), Profile("c4")
+    for place, text in enumerate(["One. " * 3, "Two words here. " * 9, "A { is here."]):
+        profile.count_in_report(report, "c4", place, Document(text), None)
+    steps = [{"name": "c4", **facts._step(report.step_measures["c4"])}]
+    assert [rule["key"] for rule in steps[0]["rules"]] == ["lorem_ipsum", "curly_bracket", "too_few_sentences"]
+    assert sum(row["alone"] + row["anyway"] for row in steps[0]["rules"][2]["bins"]) == 3
+    found = {"name": "web", "documents": 3, "kept": 3, "dropped": {}, "cleaning": None, "duplicates": None}
+    page = render_tuning({**found, "steps": steps, "cut_lines": {"c4": 5}})
+    assert page.count("<svg") == 3
+    assert 'id="step-1-curly_bracket"' in page
+    assert "cut 5 lines" in page
 
 
 def test_damaged_measures_are_one_line(tmp_path: Path) -> None:

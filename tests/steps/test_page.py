@@ -13,6 +13,7 @@ from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.step_use import StepUse
 from niels_cache_assets.steps.chain import DocumentChain
+from niels_cache_cleaning.entries import SHIPPED
 from tests.helpers.user_steps import documents_of, source_with, user_module
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/steps.md").read_text(encoding="utf-8")
@@ -52,7 +53,25 @@ def test_the_tables_are_valid(tmp_path: Path) -> None:
         for keys in table.get("pretrain", {"": {"source": "jsonl", "files": ["*.jsonl"], **table}}).values():
             source = PRETRAIN_SOURCES[keys["source"]].model_validate(keys, context={"base_dir": str(tmp_path)})
             titles.append([each.title for each in source.steps])
-    assert titles == [["drop_short", "Redact", "score", "where"], ["score"], ["where"], ["where"], ["FastText", "where"], ["fineweb"]]
+    assert titles == [
+        ["drop_short", "Redact", "score", "where"],
+        ["languages", "mask", "cleaning", "short mail", "c4"],
+        ["score"],
+        ["where"],
+        ["where"],
+        ["score", "where"],
+        ["fineweb"],
+    ]
+
+
+def test_the_table_of_shipped_steps_is_that_of_the_code(tmp_path: Path) -> None:
+    rows = re.findall(r"^\| `(.*?)` \| (.*?) \| (.*?) \|$", PAGE.partition("## Shipped steps")[2].partition("##")[0], re.MULTILINE)
+    assert [row[0] for row in rows][:1] == ['"cleaning"']
+    assert rows[1:-1] == [(row.example, row.effect, row.reasons) for row in SHIPPED.values()]
+    for key, row in SHIPPED.items():
+        [entry] = parse_toml(f"steps = [{row.example}]")["steps"]
+        assert key in entry
+        assert source_with(tmp_path, entry).steps[0].use == row.use
 
 
 def test_the_table_of_keys_is_that_of_the_code() -> None:

@@ -205,6 +205,8 @@ def _print_counts(outcome: CorpusCounts) -> None:
     if masked := outcome.report.masked:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(masked.items()))
         display(f"masked in {format_count(outcome.report.masked_documents, 'kept document')}: {kinds}")
+    for step, lines in outcome.report.cut_lines.items():
+        display(f"cut from kept documents by {step}: {format_count(lines, 'line')}")
 
 
 def _print_reasons(title: str, *, kept: int, by_cleaning: Mapping[str, int], by_source: Mapping[str, int]) -> None:
