@@ -1,5 +1,6 @@
 """The searches for repeated text in the corpora of all data sets: which lines, paragraphs and spans are cut.
 
+    cuts.py           the found cuts of one data set, applied to its texts
     search.py         compared documents in order, and the files of the cuts
     lines.py          repeated lines and paragraphs, which line_kernels.py finds with compiled loops
 

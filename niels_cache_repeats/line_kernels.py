@@ -258,7 +258,7 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
         lines = 0
         start = begin
         while start < stop:
-            left, right, characters, after = _line(data, start, stop)
+            left, right, _, after = _line(data, start, stop)
             line_starts[lines] = start
             if left == right:
                 flags[lines] = _IS_BLANK

@@ -24,6 +24,7 @@ from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.table_file import ParquetWriter, sealing
 from niels_cache_assets.disk.writers import Files
 from niels_cache_assets.sources.reading.rows import column_values
+from niels_cache_repeats.cuts import cut_text
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Bytes, Ints, Uints
 
@@ -284,6 +285,4 @@ class _CountedCuts:
 
 def _rest(batch: TextBatch, row: int, starts: Ints, ends: Ints) -> str:
     """Return what cuts leave of a text."""
-    from niels_cache_assets.corpus.cuts import cut_text
-
     return cut_text(bytes(batch.data[batch.bounds[row] : batch.bounds[row + 1]]).decode(), starts.tolist(), ends.tolist())

@@ -19,7 +19,6 @@ from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.base.wording import file_size
-from niels_cache_assets.corpus.cuts import CutList
 from niels_cache_assets.corpus.identity import dedup_order
 from niels_cache_assets.corpus.layout import repeats_dir
 from niels_cache_assets.corpus.prepared import PreparedCorpus
@@ -163,7 +162,7 @@ class Repeats(RootArtifact):
                 f"{folder}: the repeated {self.step} of {name!r} were found for other splits; "
                 f"set seed and val_frac in the configuration and not for one run, then {advice}"
             )
-        found = CutList(step=self.step, name=name, directory=folder, meta=meta)
+        found = import_module("niels_cache_repeats.cuts").CutList(step=self.step, name=name, directory=folder, meta=meta)
         return replace(prepared, cuts=(*prepared.cuts, found))
 
     def owns(self, name: str) -> bool:

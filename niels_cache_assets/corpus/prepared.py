@@ -24,7 +24,6 @@ from pydantic import PrivateAttr
 
 from niels_cache_assets.base.documents import NO_SPLIT, Document, DocumentBatch, Documents, object_array
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
-from niels_cache_assets.corpus.cuts import CutList
 from niels_cache_assets.corpus.identity import require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import documents_file, duplicates_file
 from niels_cache_assets.disk.table_file import open_table, rows_of
@@ -50,7 +49,7 @@ class PreparedCorpus:
 
     Attributes:
         duplicates: The meta.json of the drop lists (lists of duplicates). None without "dedup", and if duplicates are kept.
-        cuts: The cuts of each step that cuts repeated text, in the order of the steps.
+        cuts: The cuts (CutList of niels_cache_repeats) of each step that cuts repeated text, in the order of the steps.
     """
 
     name: str
@@ -60,7 +59,7 @@ class PreparedCorpus:
     seed: int
     duplicates: Meta | None
     duplicates_directory: Path
-    cuts: tuple[CutList, ...] = ()
+    cuts: tuple[Any, ...] = ()
 
     @property
     def drops(self) -> dict[str, Any] | None:

@@ -9,7 +9,14 @@ from pathlib import Path
 import niels_cache_runtime
 
 ROOT = Path(niels_cache_runtime.__file__).parent.parent
-PACKAGES = ("niels_cache_runtime", "niels_cache_assets", "niels_cache_cleaning", "niels_cache_corpora", "niels_cache_formats")
+PACKAGES = (
+    "niels_cache_runtime",
+    "niels_cache_assets",
+    "niels_cache_cleaning",
+    "niels_cache_corpora",
+    "niels_cache_formats",
+    "niels_cache_repeats",
+)
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 RUN_CODE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"}
 EVALUATE = {"eval", "exec", "compile", "__import__"}

@@ -20,7 +20,14 @@ import pytest
 from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("niels_cache_assets", "niels_cache_runtime", "niels_cache_cleaning", "niels_cache_corpora", "niels_cache_formats")
+PACKAGES = (
+    "niels_cache_assets",
+    "niels_cache_runtime",
+    "niels_cache_cleaning",
+    "niels_cache_corpora",
+    "niels_cache_formats",
+    "niels_cache_repeats",
+)
 pytestmark = pytest.mark.walk
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")

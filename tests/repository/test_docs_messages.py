@@ -24,7 +24,14 @@ def quoted_words(page: Path) -> list[str]:
 @cache
 def said_by_the_packages() -> str:
     """Return every string of the packages, docstrings left out, one on each line."""
-    packages = ("niels_cache_assets", "niels_cache_runtime", "niels_cache_cleaning", "niels_cache_corpora", "niels_cache_formats")
+    packages = (
+        "niels_cache_assets",
+        "niels_cache_runtime",
+        "niels_cache_cleaning",
+        "niels_cache_corpora",
+        "niels_cache_formats",
+        "niels_cache_repeats",
+    )
     files = [file for package in packages for file in (REPOSITORY / package).rglob("*.py")]
     return "\n".join(text for file in files for text in strings(ast.parse(file.read_text(encoding="utf-8"))))
 

@@ -14,7 +14,10 @@ from tests.helpers import programs
 
 ROOT = Path(niels_cache_runtime.__file__).parent.parent
 RUNTIME = sorted((ROOT / "niels_cache_runtime").rglob("*.py"))
-BESIDE = {name: sorted((ROOT / name).rglob("*.py")) for name in ("niels_cache_cleaning", "niels_cache_corpora", "niels_cache_formats")}
+BESIDE = {
+    name: sorted((ROOT / name).rglob("*.py"))
+    for name in ("niels_cache_cleaning", "niels_cache_corpora", "niels_cache_formats", "niels_cache_repeats")
+}
 ASSETS = [*sorted((ROOT / "niels_cache_assets").rglob("*.py")), *chain(*BESIDE.values())]
 RUNTIME_MAY_IMPORT = sys.stdlib_module_names | {"numpy", "torch", "niels_cache_runtime"}
 OPTIONAL = {

@@ -1,0 +1,158 @@
+"""Cuts for people: the places of repeated text in a data set, each with the copy that stays, for `niels-cache duplicates` and reports.
+
+One column of the file of cuts is read, the chosen rows, and the row groups of the texts. Nothing is compared here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from niels_cache_assets.artifacts.corpus_report import cuts_table
+from niels_cache_assets.artifacts.repeats import Repeats, open_prepared
+from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, display, mark, new_table, print_facts, styled, title_of
+from niels_cache_assets.corpus.identity import require_prepared
+from niels_cache_assets.corpus.layout import CUTS
+from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files
+from niels_cache_assets.inspection.corpora import column, rows_at, seeded_choice
+from niels_cache_assets.sources.types import PrepareStep
+from niels_cache_assets.tokenizer.decoding import spell_controls
+from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from niels_cache_assets.project.registry import Registry
+
+CONTEXT = 80  # bytes of text shown before and after a cut
+MAX_SHOWN = 600  # bytes of a cut
+
+
+def find_cuts(
+    registry: Registry, root: Path, name: str, step: PrepareStep, *, count: int, seed: int, document: str | None = None
+) -> dict[str, Any]:
+    """Return the counts of a data set's cuts, and some cuts with their texts, as plain data.
+
+    Args:
+        registry: The configuration.
+        root: The cache root.
+        name: The name of the data set.
+        step: The step, lines or spans.
+        count: The number of cuts to return, drawn by `seed`.
+        seed: The seed of the draw.
+        document: The source id of a document, all of whose cuts are returned. None: cuts of all documents are drawn.
+
+    Raises:
+        NielsCacheError: If the cuts are missing or not current, or there is no such document.
+    """
+    source = require_prepared(registry, name)
+    if step not in source.prepare:
+        raise NielsCacheError(f'{name}: no {step} are cut; add "{step}" to prepare in [pretrain.{name}] and build it')
+    opened: dict[str, PreparedCorpus] = {name: open_prepared(registry, name, root=root, before=step)}
+    cuts = Repeats(registry, root, step=step).cut(opened[name]).cuts[-1]
+    ordinals = column(cuts.path, "ordinal")
+    if document is None:
+        positions = seeded_choice(len(ordinals), count, seed)
+    else:
+        positions = np.flatnonzero(ordinals == _ordinal_of(opened[name], document))
+    rows = rows_at([cuts.path], positions, list(CUTS)) if len(positions) else {}
+    found = []
+    for row in (rows[position] for position in positions.tolist()):
+        other = row["because_dataset"]
+        if other not in opened:
+            opened[other] = open_prepared(registry, other, root=root, before=step)
+        own, copy = _document(opened[name], row["ordinal"]), _document(opened[other], row["because_ordinal"])
+        length = row["end"] - row["start"]
+        found.append(
+            {
+                **row,
+                "source_id": own["source_id"],
+                "title": own["title"],
+                "because_title": copy["title"],
+                **_shown("", own["data"], row["start"], row["end"]),
+                **_shown("because_", copy["data"], row["because_start"], row["because_start"] + length),
+            }
+        )
+    return {"name": name, "step": step, "counts": cuts.counts, "cuts": found}
+
+
+def _ordinal_of(prepared: PreparedCorpus, source_id: str) -> int:
+    first = 0
+    for path in document_files(prepared.directory, prepared.meta):
+        ids = column(path, "source_id")
+        if len(rows := np.flatnonzero(ids == source_id)):
+            return first + int(rows[0])
+        first += len(ids)
+    raise NielsCacheError(f"{prepared.name}: has no document with the id {source_id!r} in its corpus; `niels-cache trace` shows ids")
+
+
+def _document(prepared: PreparedCorpus, ordinal: int) -> dict[str, Any]:
+    (document,) = prepared.select(np.array([ordinal]))
+    return {
+        "source_id": document.source_id,
+        "title": title_of(document.title, document.file, document.row),
+        "data": document.text.encode(),
+    }
+
+
+def _shown(prefix: str, data: bytes, start: int, end: int) -> dict[str, str]:
+    """Return a place of a text, and the text around it."""
+    parts = {
+        "before": data[max(0, start - CONTEXT) : start],
+        "text": data[start : min(end, start + MAX_SHOWN)],
+        "after": data[end : end + CONTEXT],
+    }
+    return {f"{prefix}{key}": part.decode(errors="ignore") for key, part in parts.items()}
+
+
+def print_cuts(arguments: argparse.Namespace, registry: Registry, root: Path, seed: int) -> None:
+    """Print the cuts of a data set, or the counts of all data sets without a name. `arguments`: those of the command `duplicates`."""
+    step, name = arguments.cuts, arguments.name
+    if name is None:
+        _print_counts(arguments, Repeats(registry, root, step=step))
+        return
+    found = find_cuts(registry, root, name, step, count=arguments.count, seed=seed, document=arguments.document)
+    if print_facts(arguments, found):
+        return
+    counts = found["counts"]
+    total = f"{sum(counts['cuts'].values()):,} cuts in {counts['cut_documents']:,} of {counts['compared']:,} documents"
+    display(f"{name}: {total}, {counts['bytes']:,} bytes; nothing is left of {counts['emptied']:,} documents", style="bold")
+    for cut in found["cuts"]:
+        split = f"{cut['split']} " if cut["split"] else ""
+        display(f"\n--- {cut['kind']}, {cut['end'] - cut['start']:,} bytes from byte {cut['start']:,}", style="bold")
+        display(f"cut from: {name} {split}{cut['ordinal']:,}, {cut['title']}", style="bold")
+        display(_marked(cut, ""))
+        other = f"{cut['because_dataset']} {cut['because_split'] or ''} {cut['because_ordinal']:,}".replace("  ", " ")
+        display(f"stays in: {other}, {cut['because_title']}", style="bold")
+        display(_marked(cut, "because_"))
+    if found["cuts"] and arguments.document is None:
+        display(f"\n(--seed {seed} shows the same cuts again)", style="dim")
+
+
+def _marked(cut: Mapping[str, Any], prefix: str) -> Text:
+    def parts() -> Iterator[Any]:
+        before, text, after = (spell_controls(cut[f"{prefix}{key}"]) for key in ("before", "text", "after"))
+        yield f"{ELLIPSIS if before else ''}{before}"
+        yield mark(text.strip(), DIFFERENCE_STYLE)
+        yield f"{after}{ELLIPSIS if after else ''}"
+
+    return styled(" ").join(styled(part) for part in parts())
+
+
+def _print_counts(arguments: argparse.Namespace, repeats: Repeats) -> None:
+    meta = repeats.finished()
+    if meta is None:
+        raise NielsCacheError(f"{repeats.directory}: there are no cuts of repeated {repeats.step} yet; build them: niels-cache build-all")
+    if print_facts(arguments, {key: meta[key] for key in ("datasets", "order", "settings")}):
+        return
+    rows = cuts_table(meta["datasets"])
+    numbers = [key for key in rows[0] if key != "data_set"]
+    table = new_table("data set", *(key.replace("_", " ") for key in numbers), right=[key.replace("_", " ") for key in numbers])
+    for row in rows:
+        table.add_row(row["data_set"], *(f"{row[key]:,}" for key in numbers))
+    display(table)
+    display("\nof several copies the first stays: val before train over all data sets, then data sets in this order")
