@@ -209,7 +209,7 @@ def mark_copies(firsts: Uints, seconds: Uints, places: Uints, *, max_copies: int
     return marks[:found], because[:found]
 
 
-_IS_BLANK, _IS_MARKED, _IS_PLAIN, _IS_PROSE, _IS_LONG, _GOES = (np.uint8(1 << bit) for bit in range(6))
+_IS_BLANK, _IS_MARKED, _IS_PLAIN, _IS_PROSE, _IS_LONG, _GOES, _HAS_LETTERS, _OPENS = (np.uint8(1 << bit) for bit in range(8))
 PROSE_CHARACTERS = 65  # a line of this length is a line of prose, not of verse
 LONG_CHARACTERS = 100  # a line of this length is a paragraph of its own, not a line of a paragraph that was wrapped
 
@@ -258,7 +258,7 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
         lines = 0
         start = begin
         while start < stop:
-            left, right, _, after = _line(data, start, stop)
+            left, right, characters, after = _line(data, start, stop)
             line_starts[lines] = start
             if left == right:
                 flags[lines] = _IS_BLANK
@@ -266,6 +266,10 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
                 length = 0
                 for position in range(left, right):
                     length += (data[position] & 0xC0) != 0x80
+                if characters > 0:
+                    flags[lines] |= _HAS_LETTERS
+                if data[right - 1] == 58:  # a colon, which announces the text after it
+                    flags[lines] |= _OPENS
                 if _is_plain(data, start, left, right):
                     flags[lines] |= _IS_PLAIN
                     if length >= PROSE_CHARACTERS:
@@ -302,8 +306,14 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
                     if not flags[each] & _IS_LONG:
                         flags[each] &= ~_IS_PROSE
             if block_end - line > 1 and whole[line]:
+                is_text = (flags[line] & _IS_PLAIN) != 0
                 for each in range(line, block_end):
-                    flags[each] |= _GOES
+                    is_text &= (flags[each] & _HAS_LETTERS) != 0  # lines without letters underline a title or frame a table
+                if is_text:
+                    for each in range(line, block_end):
+                        flags[each] |= _GOES
+                else:
+                    whole[line] = _ZERO
             else:
                 each = line
                 while each < block_end:
@@ -337,6 +347,8 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
             while before >= 0 and flags[before] & _IS_BLANK:
                 before -= 1
             stays = (before >= 0 and not flags[before] & _IS_PROSE) or (run_end < lines and not flags[run_end] & _IS_PROSE)
+            stays |= before >= 0 and (flags[before] & _OPENS) != 0
+            stays |= run_end < lines and (flags[last] & _OPENS) != 0
             if stays:
                 for each in range(line, last + 1):
                     flags[each] &= ~_GOES

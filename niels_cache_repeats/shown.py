@@ -6,7 +6,7 @@ One column of the file of cuts is read, the chosen rows, and the row groups of t
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from niels_cache_assets.artifacts.corpus_report import cuts_table
 from niels_cache_assets.artifacts.repeats import Repeats, open_prepared
-from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, display, mark, new_table, print_facts, styled, title_of
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import CUTS
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files
@@ -24,10 +23,9 @@ from niels_cache_assets.tokenizer.decoding import spell_controls
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from niels_cache_assets.project.registry import Registry
 
+_ORIGIN = ("source_id", "title", "file", "row")
 CONTEXT = 80  # bytes of text shown before and after a cut
 MAX_SHOWN = 600  # bytes of a cut
 
@@ -70,9 +68,8 @@ def find_cuts(
         found.append(
             {
                 **row,
-                "source_id": own["source_id"],
-                "title": own["title"],
-                "because_title": copy["title"],
+                **{key: own[key] for key in _ORIGIN},
+                **{f"because_{key}": copy[key] for key in _ORIGIN},
                 **_shown("", own["data"], row["start"], row["end"]),
                 **_shown("because_", copy["data"], row["because_start"], row["because_start"] + length),
             }
@@ -94,7 +91,9 @@ def _document(prepared: PreparedCorpus, ordinal: int) -> dict[str, Any]:
     (document,) = prepared.select(np.array([ordinal]))
     return {
         "source_id": document.source_id,
-        "title": title_of(document.title, document.file, document.row),
+        "title": document.title,
+        "file": document.file,
+        "row": document.row,
         "data": document.text.encode(),
     }
 
@@ -109,50 +108,54 @@ def _shown(prefix: str, data: bytes, start: int, end: int) -> dict[str, str]:
     return {f"{prefix}{key}": part.decode(errors="ignore") for key, part in parts.items()}
 
 
-def print_cuts(arguments: argparse.Namespace, registry: Registry, root: Path, seed: int) -> None:
-    """Print the cuts of a data set, or the counts of all data sets without a name. `arguments`: those of the command `duplicates`."""
-    step, name = arguments.cuts, arguments.name
+def print_cuts(arguments: argparse.Namespace, registry: Registry, root: Path, seed: int, console: Any) -> None:
+    """Print the cuts of a data set, or the counts of all data sets without a name.
+
+    Args:
+        arguments: The arguments of the command `duplicates`.
+        registry: The configuration.
+        root: The cache root.
+        seed: The seed of the draw.
+        console: The module that prints (cli/console.py), because only the command line imports it.
+    """
+    step, name, display = arguments.cuts, arguments.name, console.display
     if name is None:
-        _print_counts(arguments, Repeats(registry, root, step=step))
+        _print_counts(arguments, Repeats(registry, root, step=step), console)
         return
     found = find_cuts(registry, root, name, step, count=arguments.count, seed=seed, document=arguments.document)
-    if print_facts(arguments, found):
+    if console.print_facts(arguments, found):
         return
     counts = found["counts"]
     total = f"{sum(counts['cuts'].values()):,} cuts in {counts['cut_documents']:,} of {counts['compared']:,} documents"
     display(f"{name}: {total}, {counts['bytes']:,} bytes; nothing is left of {counts['emptied']:,} documents", style="bold")
     for cut in found["cuts"]:
-        split = f"{cut['split']} " if cut["split"] else ""
-        display(f"\n--- {cut['kind']}, {cut['end'] - cut['start']:,} bytes from byte {cut['start']:,}", style="bold")
-        display(f"cut from: {name} {split}{cut['ordinal']:,}, {cut['title']}", style="bold")
-        display(_marked(cut, ""))
-        other = f"{cut['because_dataset']} {cut['because_split'] or ''} {cut['because_ordinal']:,}".replace("  ", " ")
-        display(f"stays in: {other}, {cut['because_title']}", style="bold")
-        display(_marked(cut, "because_"))
+        size = f"{cut['end'] - cut['start']:,} bytes from byte {cut['start']:,}"
+        display(f"\n--- {cut['kind']}, {size}", style="bold")
+        for verb, dataset, prefix in (("cut from", name, ""), ("stays in", cut["because_dataset"], "because_")):
+            split, ordinal, title, file, row = (cut[f"{prefix}{key}"] for key in ("split", "ordinal", "title", "file", "row"))
+            display(f"{verb}: {dataset} {f'{split} ' if split else ''}{ordinal:,}, {console.title_of(title, file, row)}", style="bold")
+            display(_marked(cut, prefix, console))
     if found["cuts"] and arguments.document is None:
         display(f"\n(--seed {seed} shows the same cuts again)", style="dim")
 
 
-def _marked(cut: Mapping[str, Any], prefix: str) -> Text:
-    def parts() -> Iterator[Any]:
-        before, text, after = (spell_controls(cut[f"{prefix}{key}"]) for key in ("before", "text", "after"))
-        yield f"{ELLIPSIS if before else ''}{before}"
-        yield mark(text.strip(), DIFFERENCE_STYLE)
-        yield f"{after}{ELLIPSIS if after else ''}"
-
-    return styled(" ").join(styled(part) for part in parts())
+def _marked(cut: Mapping[str, Any], prefix: str, console: Any) -> Any:
+    before, text, after = (spell_controls(cut[f"{prefix}{key}"]) for key in ("before", "text", "after"))
+    parts = [f"{console.ELLIPSIS if before else ''}{before}", console.mark(text.strip(), console.DIFFERENCE_STYLE), after]
+    return console.styled(" ").join(console.styled(part) for part in [*parts, *([console.ELLIPSIS] if after else [])])
 
 
-def _print_counts(arguments: argparse.Namespace, repeats: Repeats) -> None:
+def _print_counts(arguments: argparse.Namespace, repeats: Repeats, console: Any) -> None:
     meta = repeats.finished()
     if meta is None:
         raise NielsCacheError(f"{repeats.directory}: there are no cuts of repeated {repeats.step} yet; build them: niels-cache build-all")
-    if print_facts(arguments, {key: meta[key] for key in ("datasets", "order", "settings")}):
+    if console.print_facts(arguments, {key: meta[key] for key in ("datasets", "order", "settings")}):
         return
     rows = cuts_table(meta["datasets"])
     numbers = [key for key in rows[0] if key != "data_set"]
-    table = new_table("data set", *(key.replace("_", " ") for key in numbers), right=[key.replace("_", " ") for key in numbers])
+    names = [key.replace("_", " ") for key in numbers]
+    table = console.new_table("data set", *names, right=names)
     for row in rows:
         table.add_row(row["data_set"], *(f"{row[key]:,}" for key in numbers))
-    display(table)
-    display("\nof several copies the first stays: val before train over all data sets, then data sets in this order")
+    console.display(table)
+    console.display("\nof several copies the first stays: val before train over all data sets, then data sets in this order")

@@ -28,9 +28,9 @@ from niels_cache_assets.cli.command import (
     option,
     switch,
 )
+from niels_cache_assets.cli import console
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, display, mark, new_table, print_facts, styled, title_of
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
-from niels_cache_assets.sources.types import REPEATS
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -53,7 +53,7 @@ COMMAND = Command(
         option("-n", "N", "number of pairs to show (default: 3)", dest="count", type=integer_at_least(1), default=3),
         option("--kind", "KIND", "exact or near duplicates (default: near, if there are any)", choices=KINDS),
         switch("--closest-call", "show the least similar pairs instead of random ones"),
-        option("--cuts", "STEP", "instead of documents, the text that a step cut: lines or spans", choices=REPEATS),
+        option("--cuts", "STEP", "instead of documents, the text that a step cut: lines or spans", choices=("lines", "spans")),
         option("--document", "ID", "with --cuts: all cuts in the document with this source id"),
         SEED,
     ),
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
     registry, root = open_registry(arguments)
     seed = draw_seed(arguments.seed)
     if arguments.cuts is not None:
-        import_module("niels_cache_repeats.shown").print_cuts(arguments, registry, root, seed)
+        import_module("niels_cache_repeats.shown").print_cuts(arguments, registry, root, seed, console)
         return
     if arguments.name is None:
         lists = find_drop_lists(registry, root)

@@ -56,8 +56,8 @@ pq.read_table("cache/repeats/%s/<data set>.parquet").to_pylist()[:5]
 
 _KEPT = """The documents for the tokenizer: those of the corpus without those on the drop list and without cuts. Nothing is stored here.
 
-The data version covers the documents (`corpus/<data set>`), the drop list, the cuts and the rule that splits them. A cache below becomes stale
-when one of these changes, but not when other data sets have new duplicates.
+The data version covers the documents (`corpus/<data set>`), the drop list, the cuts and the rule that splits them. A cache below becomes
+stale when one of these changes, but not when other data sets have new duplicates.
 
 ```python
 from pathlib import Path
