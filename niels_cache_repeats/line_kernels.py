@@ -171,39 +171,39 @@ def _mark(order, firsts, seconds, places, max_copies, marks, because):  # type: 
     found = 0
     start = 0
     total = len(order)
-    done = np.zeros(1, np.bool_)
     while start < total:
         stop = start + 1
         value = firsts[order[start]]
         while stop < total and firsts[order[stop]] == value:
             stop += 1
         if stop - start > max_copies:
-            if len(done) < stop - start:
-                done = np.zeros(2 * (stop - start), np.bool_)
-            done[: stop - start] = False
-            for index in range(start, stop):  # one round for each second half; there is almost always one
-                if done[index - start]:
+            group = order[start:stop][np.argsort(places[order[start:stop]])]
+            done = np.zeros(len(group), np.bool_)
+            for index in range(len(group)):  # one round for each second half; there is almost always one
+                if done[index]:
                     continue
-                second = seconds[order[index]]
-                copies = 0
-                least = places[order[index]]
-                for other in range(index, stop):
-                    if seconds[order[other]] == second:
-                        done[other - start] = True
-                        copies += 1
-                        least = min(least, places[order[other]])
-                if copies > max_copies:
-                    for other in range(index, stop):
-                        if seconds[order[other]] == second and places[order[other]] != least:
-                            marks[found] = places[order[other]]
-                            because[found] = least
+                first_place = places[group[index]]
+                second = seconds[group[index]]
+                documents = 0
+                last_key = ~_ZERO
+                for other in range(index, len(group)):
+                    if seconds[group[other]] == second:
+                        done[other] = True
+                        key = places[group[other]] >> _SHIFT
+                        documents += key != last_key
+                        last_key = key
+                if documents > max_copies:
+                    for other in range(index + 1, len(group)):
+                        if seconds[group[other]] == second:
+                            marks[found] = places[group[other]]
+                            because[found] = first_place
                             found += 1
         start = stop
     return found
 
 
 def mark_copies(firsts: Uints, seconds: Uints, places: Uints, *, max_copies: int) -> tuple[Uints, Uints]:
-    """Return the places of units with more than `max_copies` copies, except the first place, and the first place of each, (m,) each."""
+    """Return the places of units in more than `max_copies` documents, except the first place, and the first place of each, (m,) each."""
     marks, because = np.empty_like(places), np.empty_like(places)
     found = _mark(np.argsort(firsts), firsts, seconds, places, max_copies, marks, because)
     return marks[:found], because[:found]
@@ -238,6 +238,15 @@ def _is_plain(data, start, left, right):  # type: ignore[no-untyped-def]
             return 0x98 <= data[left + 2] <= 0x9F  # curly quotes, but no dash and no bullet
         return False  # bullets and other symbols
     return first >= 0x80 or first == 34 or first == 39 or first == 40 or first == 91  # letters, " ' ( [
+
+
+@compiled
+def _is_title(flags, line, wanted, end):  # type: ignore[no-untyped-def]
+    """Return whether a line is alone before a line with the wanted flag, apart from blank lines."""
+    after = line + 1
+    while after < end and flags[after] & _IS_BLANK:
+        after += 1
+    return after < end and (flags[line] & _IS_PLAIN) != 0 and (flags[after] & wanted) != 0
 
 
 @compiled
@@ -325,7 +334,7 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
                         run_end += 1
                     is_alone = each == line and run_end == block_end
                     after_long = each == line or flags[each - 1] & _IS_LONG
-                    before_long = run_end == block_end or flags[run_end] & _IS_LONG
+                    before_long = run_end == block_end or flags[run_end] & _IS_LONG or _is_title(flags, run_end, _IS_LONG, block_end)
                     if (block_end - line == 1) if is_alone else (after_long and before_long):
                         for place in range(each, run_end):
                             flags[place] |= _GOES
@@ -346,7 +355,8 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
             before = line - 1
             while before >= 0 and flags[before] & _IS_BLANK:
                 before -= 1
-            stays = (before >= 0 and not flags[before] & _IS_PROSE) or (run_end < lines and not flags[run_end] & _IS_PROSE)
+            is_before_prose = run_end == lines or flags[run_end] & _IS_PROSE or _is_title(flags, run_end, _IS_PROSE, lines)
+            stays = (before >= 0 and not flags[before] & _IS_PROSE) or not is_before_prose
             stays |= before >= 0 and (flags[before] & _OPENS) != 0
             stays |= run_end < lines and (flags[last] & _OPENS) != 0
             if stays:

@@ -1,14 +1,17 @@
 """The search for repeated lines and paragraphs.
 
-A unit is a line, or a paragraph of several lines between blank lines. Units are compared without white space at their ends. Of a unit with
-more than `max_copies` copies, only the copy in the first place stays. A unit without letters is never compared. Not every other copy is
-cut, because a refrain, the head of a source file or an item of a list is repeated for good reason, and its text would be torn:
+A unit is a line, or a paragraph of several lines between blank lines. Units are compared without white space at their ends. A unit without
+letters is never compared. A unit in more than `max_copies` documents stays only in its first place. A document counts once, so a refrain or a
+line of a table that only its own document repeats has no copies. Not every other copy is cut, because the head of a source file, a quoted
+verse or an item of a list is repeated for good reason, and its text would be torn:
 
 1. A paragraph of several lines goes as a whole or not at all. Its single lines go only next to lines of 100 characters and more (or to each
    other, or to the start or end of the paragraph), because texts with such lines have a paragraph in each line. Indented lines, items of
-   lists, rows of tables and lines of code never go alone.
+   lists, rows of tables and lines of code never go alone, and no paragraph goes that begins with one or has a line without letters.
 2. What goes must stand between prose or ends of the document, blank lines or not. A paragraph is prose if at least half of its lines have
-   65 characters and more. Verses, headings, items and code are shorter or marked, so between them everything stays.
+   65 characters and more. Verses, headings, items and code are shorter or marked, so between them everything stays. Only a single line,
+   such as a title, may come between it and prose after it.
+3. What a line with a colon at its end announces stays, and so does such a line before text that stays.
 
 Two passes over the text. The first one writes a record for each unit (24 bytes: a hash of 128 bits and the place) to files by hash. Each
 file is sorted in memory, and each place that may go is written, with the first place, to files by position. The second pass reads these

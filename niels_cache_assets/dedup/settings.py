@@ -42,7 +42,7 @@ class LinesSettings(Table):
     min_characters: int = Field(20, ge=1)
     """Minimum length of a compared line or paragraph, without white space at its ends"""
     max_copies: int = Field(3, ge=1)
-    """Largest number of copies that all stay; of more copies only the first stays"""
+    """Largest number of documents in which a text stays; of a text in more documents, only the first copy stays"""
     ranges: int = Field(1, ge=1, le=1024)
     """Number of hash ranges. More ranges need less disk, read the text more often, and cut the same text"""
 
