@@ -221,7 +221,7 @@ def _is_plain(data, start, left, right):  # type: ignore[no-untyped-def]
         return False
     first = data[left]
     last = data[right - 1]
-    if last == 59 or last == 123 or last == 125 or last == 92 or last == 124:  # ; { } \ |
+    if last == 44 or last == 59 or last == 123 or last == 125 or last == 92 or last == 124:  # , ; { } \ |
         return False
     lower = first | 0x20
     if 97 <= lower <= 122:

@@ -1,8 +1,8 @@
 """The search for repeated lines and paragraphs.
 
 A unit is a line, or a paragraph of several lines between blank lines. Units are compared without white space at their ends. A unit without
-letters is never compared. A unit in more than `max_copies` documents stays only in its first place. A document counts once, so a refrain or a
-line of a table that only its own document repeats has no copies. Not every other copy is cut, because the head of a source file, a quoted
+letters is never compared. A unit in more than `max_copies` documents stays only in its first place. A document counts once, so a refrain
+that only its own document repeats has no copies. Not every other copy is cut, because the head of a source file, a quoted
 verse or an item of a list is repeated for good reason, and its text would be torn:
 
 1. A paragraph of several lines goes as a whole or not at all. Its single lines go only next to lines of 100 characters and more (or to each

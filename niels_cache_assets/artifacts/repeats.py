@@ -177,6 +177,7 @@ class Repeats(RootArtifact):
 
     def write(self, work: BuildJob) -> WriteResult:
         corpora, _ = self._opened
+        documents = sum(prepared.kept for prepared in corpora.values())
         work.log(f"looking for repeated {self.step} in {', '.join(corpora)}")
         files: Files = {}
         scratch = work.directory / SCRATCH_NAME
@@ -188,7 +189,7 @@ class Repeats(RootArtifact):
             directory=work.directory,
             scratch=scratch,
             files=files,
-            report=lambda share: work.report(ReportedProgress(counts={}, share=share)),
+            report=lambda share: work.report(ReportedProgress(counts={"documents": int(share * documents)}, share=share)),
         )
         meta = {
             "kind": "repeats",

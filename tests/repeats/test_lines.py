@@ -11,7 +11,9 @@ from niels_cache_repeats.line_kernels import OFFSET_BITS, choose_cuts, collect_u
 
 BLANKS = "".join(map(chr, range(33)))
 PROSE = "This paragraph is about the subject number {0} of the page {1}, and it has more than a hundred characters, so that it is long."
-WRAPPED = "Subject {0} of page {1} is described in a paragraph that was wrapped\nat about seventy characters, as mail and manuals do, and its last\nline is short."
+WRAPPED = """Subject {0} of page {1} is described in a paragraph that was wrapped
+at about seventy characters, as mail and manuals do, and its last
+line is short."""
 FOOT = "Share this article with all of your friends today"
 POEM = """Once upon a midnight dreary {0}
 While I pondered weak and weary

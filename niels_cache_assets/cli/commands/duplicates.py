@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count, format_share
+from niels_cache_assets.cli import console
 from niels_cache_assets.cli.command import (
     PRETRAIN,
     SEED,
@@ -28,7 +29,6 @@ from niels_cache_assets.cli.command import (
     option,
     switch,
 )
-from niels_cache_assets.cli import console
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, display, mark, new_table, print_facts, styled, title_of
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
 
