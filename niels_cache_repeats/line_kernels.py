@@ -211,6 +211,7 @@ def mark_copies(firsts: Uints, seconds: Uints, places: Uints, *, max_copies: int
 
 _IS_BLANK, _IS_MARKED, _IS_PLAIN, _IS_PROSE, _IS_LONG, _GOES, _HAS_LETTERS, _OPENS = (np.uint8(1 << bit) for bit in range(8))
 PROSE_CHARACTERS = 65  # a line of this length is a line of prose, not of verse
+PASSAGE_PARAGRAPHS = 4  # repeated paragraphs of prose in a row are a passage of their own, whatever stands around them
 LONG_CHARACTERS = 100  # a line of this length is a paragraph of its own, not a line of a paragraph that was wrapped
 
 
@@ -315,14 +316,15 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
                     if not flags[each] & _IS_LONG:
                         flags[each] &= ~_IS_PROSE
             if block_end - line > 1 and whole[line]:
-                is_text = (flags[line] & _IS_PLAIN) != 0
+                is_text = True
                 for each in range(line, block_end):
                     is_text &= (flags[each] & _HAS_LETTERS) != 0  # lines without letters underline a title or frame a table
-                if is_text:
-                    for each in range(line, block_end):
-                        flags[each] |= _GOES
-                else:
-                    whole[line] = _ZERO
+                    flags[each] |= _GOES
+                if not is_text:
+                    flags[line] &= ~_IS_PLAIN
+            elif block_end - line == 1:
+                if flags[line] & _IS_MARKED:
+                    flags[line] |= _GOES
             else:
                 each = line
                 while each < block_end:
@@ -332,10 +334,9 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
                     run_end = each
                     while run_end < block_end and flags[run_end] & _IS_MARKED and flags[run_end] & _IS_PLAIN:
                         run_end += 1
-                    is_alone = each == line and run_end == block_end
                     after_long = each == line or flags[each - 1] & _IS_LONG
                     before_long = run_end == block_end or flags[run_end] & _IS_LONG or _is_title(flags, run_end, _IS_LONG, block_end)
-                    if (block_end - line == 1) if is_alone else (after_long and before_long):
+                    if after_long and before_long and not (each == line and run_end == block_end):
                         for place in range(each, run_end):
                             flags[place] |= _GOES
                     each = run_end
@@ -348,15 +349,23 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
                 continue
             run_end = line
             last = line
+            balance = 0  # paragraphs of prose, minus paragraphs that look like lists, tables or code
             while run_end < lines and flags[run_end] & (_GOES | _IS_BLANK):
                 if flags[run_end] & _GOES:
                     last = run_end
+                    if run_end == 0 or flags[run_end - 1] & _IS_BLANK:
+                        if flags[run_end] & _IS_PROSE:
+                            balance += 1
+                        elif not flags[run_end] & _IS_PLAIN:
+                            balance -= 1
                 run_end += 1
             before = line - 1
             while before >= 0 and flags[before] & _IS_BLANK:
                 before -= 1
             is_before_prose = run_end == lines or flags[run_end] & _IS_PROSE or _is_title(flags, run_end, _IS_PROSE, lines)
-            stays = (before >= 0 and not flags[before] & _IS_PROSE) or not is_before_prose
+            stays = balance < 0
+            if balance < PASSAGE_PARAGRAPHS:
+                stays |= (before >= 0 and not flags[before] & _IS_PROSE) or not is_before_prose
             stays |= before >= 0 and (flags[before] & _OPENS) != 0
             stays |= run_end < lines and (flags[last] & _OPENS) != 0
             if stays:

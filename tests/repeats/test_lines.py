@@ -202,6 +202,21 @@ def test_repeated_lines_between_prose_go(page: str, rest: str) -> None:
     ]
 
 
+def test_a_whole_licence_goes_with_its_items_and_four_paragraphs_go_anywhere() -> None:
+    licence = f"{WRAPPED.format(1, 1)}\n\n1. The first condition of the licence\n\n2. The second condition of it\n\n{PROSE.format(2, 2)}"
+    texts = [f"{PROSE.format(number, 0)}\n\n{licence}" for number in range(5)]
+    assert [left(text, cuts) for text, cuts in zip(texts, cuts_of(texts), strict=True)] == [
+        texts[0],
+        *(f"{PROSE.format(number, 0)}\n\n" for number in range(1, 5)),
+    ]
+    passage = "\n\n".join(PROSE.format(number, "all") for number in range(4))
+    texts = [f"Verse {number}\n\n{passage}\n\nVerse of {number}" for number in range(5)]
+    assert [left(text, cuts) for text, cuts in zip(texts, cuts_of(texts), strict=True)] == [
+        texts[0],
+        *(f"Verse {number}\n\nVerse of {number}" for number in range(1, 5)),
+    ]
+
+
 def test_val_keeps_its_copy_and_copies_up_to_the_limit_stay() -> None:
     texts = [f"{PROSE.format(number, 0)}\n{FOOT}" for number in range(4)]
     assert [bool(cuts) for cuts in cuts_of(texts, is_val=[False, False, True, True])] == [True, True, False, True]
