@@ -210,7 +210,7 @@ def mark_copies(firsts: Uints, seconds: Uints, places: Uints, *, max_copies: int
 
 
 _IS_BLANK, _IS_MARKED, _IS_PLAIN, _IS_PROSE, _IS_LONG, _GOES, _HAS_LETTERS, _OPENS = (np.uint8(1 << bit) for bit in range(8))
-PROSE_CHARACTERS = 65  # a line of this length is a line of prose, not of verse
+PROSE_CHARACTERS = 60  # a line of this length is a line of prose, not of verse
 PASSAGE_PARAGRAPHS = 4  # repeated paragraphs of prose in a row are a passage of their own, whatever stands around them
 LONG_CHARACTERS = 100  # a line of this length is a paragraph of its own, not a line of a paragraph that was wrapped
 
@@ -222,7 +222,7 @@ def _is_plain(data, start, left, right):  # type: ignore[no-untyped-def]
         return False
     first = data[left]
     last = data[right - 1]
-    if last == 44 or last == 59 or last == 123 or last == 125 or last == 92 or last == 124:  # , ; { } \ |
+    if last == 59 or last == 123 or last == 125 or last == 92 or last == 124:  # ; { } \ |
         return False
     lower = first | 0x20
     if 97 <= lower <= 122:
@@ -281,7 +281,8 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
                 if data[right - 1] == 58:  # a colon, which announces the text after it
                     flags[lines] |= _OPENS
                 if _is_plain(data, start, left, right):
-                    flags[lines] |= _IS_PLAIN
+                    if data[right - 1] != 44:  # a verse, a signature or an item may end with a comma
+                        flags[lines] |= _IS_PLAIN
                     if length >= PROSE_CHARACTERS:
                         flags[lines] |= _IS_PROSE
                     if length >= LONG_CHARACTERS:
