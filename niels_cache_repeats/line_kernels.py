@@ -209,7 +209,7 @@ def mark_copies(firsts: Uints, seconds: Uints, places: Uints, *, max_copies: int
     return marks[:found], because[:found]
 
 
-_IS_BLANK, _IS_MARKED, _IS_PLAIN, _IS_PROSE, _IS_LONG, _GOES, _HAS_LETTERS, _OPENS = (np.uint8(1 << bit) for bit in range(8))
+_IS_BLANK, _IS_MARKED, _IS_PLAIN, _IS_PROSE, _IS_LONG, _GOES, _HAS_LETTERS, _OPENS, _ENDS = (np.uint16(1 << bit) for bit in range(9))
 PROSE_CHARACTERS = 60  # a line of this length is a line of prose, not of verse
 PASSAGE_PARAGRAPHS = 4  # repeated paragraphs of prose in a row are a passage of their own, whatever stands around them
 LONG_CHARACTERS = 100  # a line of this length is a paragraph of its own, not a line of a paragraph that was wrapped
@@ -262,7 +262,7 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
         for position in range(begin, stop):
             count += data[position] == _NEWLINE
         line_starts = np.empty(count + 1, np.int64)
-        flags = np.zeros(count, np.uint8)
+        flags = np.zeros(count, np.uint16)
         copies = np.zeros(count, np.uint64)  # of the marked line
         whole = np.zeros(count, np.uint64)  # of the marked paragraph that begins here, plus one
         lines = 0
@@ -280,6 +280,8 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
                     flags[lines] |= _HAS_LETTERS
                 if data[right - 1] == 58:  # a colon, which announces the text after it
                     flags[lines] |= _OPENS
+                if data[right - 1] == 46 or data[right - 1] == 33 or data[right - 1] == 63:  # . ! ?
+                    flags[lines] |= _ENDS
                 if _is_plain(data, start, left, right):
                     if data[right - 1] != 44:  # a verse, a signature or an item may end with a comma
                         flags[lines] |= _IS_PLAIN
@@ -306,9 +308,14 @@ def _choose(data, bounds, numbers, marks, because, mark_bounds, rows, starts, en
             block_end = line
             while block_end < lines and not flags[block_end] & _IS_BLANK:
                 block_end += 1
-            prose = 0
+            prose = long = 0
             for each in range(line, block_end):
                 prose += (flags[each] & _IS_PROSE) != 0
+                long += (flags[each] & _IS_LONG) != 0
+            if 2 * long >= block_end - line:  # a paragraph in each line
+                for each in range(line, block_end):
+                    if flags[each] & _IS_PLAIN and flags[each] & (_IS_PROSE | _ENDS):
+                        flags[each] |= _IS_PROSE | _IS_LONG
             if 2 * prose >= max(1, block_end - line - 1):  # the last line of a paragraph may be short
                 for each in range(line, block_end):
                     flags[each] |= _IS_PROSE
