@@ -195,7 +195,6 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("order", ("repeats",), "Data sets by priority; after val of all of them, the first one keeps its copy"),
     MetaKey("missing", ("repeats",), "Data sets whose corpus or drop list did not exist yet"),
     MetaKey("inputs", ("repeats",), "Per data set: what identifies its documents, as earlier steps have left them"),
-    MetaKey("code_version", ("repeats",), "Version of the search"),
     MetaKey("datasets", ("repeats",), "Per data set: number of cuts, cut documents, and characters and bytes by origin; hash of the cuts"),
     MetaKey("content_sha256", ("repeats",), "sha256 of the cuts of all data sets"),
     # Index

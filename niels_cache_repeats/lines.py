@@ -6,7 +6,8 @@ that only its own document repeats has no copies. Not every other copy is cut, b
 verse or an item of a list is repeated for good reason, and its text would be torn:
 
 1. A paragraph of several lines goes as a whole or not at all. Its single lines go only next to lines of 100 characters and more (or to each
-   other, or to the start or end of the paragraph), because texts with such lines have a paragraph in each line.
+   other, or to the start or end of the paragraph), because texts with such lines have a paragraph in each line. If at least half of the
+   lines are that long, whole sentences count as well.
 2. What goes must stand between prose or ends of the document, blank lines or not. A paragraph is prose if at least half of its lines have
    60 characters and more. Verses, headings, items and code are shorter or marked, so between them everything stays. Only a single line,
    such as a title, may come between it and prose after it. A passage of four repeated paragraphs of prose and more goes anywhere.

@@ -172,13 +172,15 @@ def write_cuts(
     counts: dict[str, Any] = {}
     waiting: tuple[TextBatch, Cuts] | None = next(found, None)
     for corpus, prepared in enumerate(corpora):
-        own = _CountedCuts(texts, module.KINDS)
+        own, groups = _CountedCuts(texts, module.KINDS), 0
         with sealing(ParquetWriter(directory, duplicates_file(prepared.name), CUTS, files)) as table:
             while waiting is not None and waiting[0].corpus == corpus:
                 for group in own.add(*waiting):
                     table.write_group(group)
+                    groups += 1
                 waiting = next(found, None)
-            table.write_group(own.rest())
+            if len((rest := own.rest())[0]) or not groups:  # a file without cuts still has its columns
+                table.write_group(rest)
         counts[prepared.name] = own.meta(int(prepared.meta["documents"]["kept"]), prepared.kept)
     if waiting is not None:
         raise NielsCacheError(f"the search for repeated {step} returned cuts out of order; please report this as a bug")

@@ -22,7 +22,7 @@ from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.corpus.identity import dedup_order
 from niels_cache_assets.corpus.layout import repeats_dir
 from niels_cache_assets.corpus.prepared import PreparedCorpus
-from niels_cache_assets.disk.identity import differences
+from niels_cache_assets.disk.identity import differences, without_keys
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.space import SpaceNeed
 from niels_cache_assets.disk.staging import finished_meta
@@ -155,8 +155,8 @@ class Repeats(RootArtifact):
             raise NielsCacheError(f"{folder}: no search for repeated {self.step} has been made yet; {advice}")
         identity = self.identity()
         if not self.matches(meta, identity):
-            why = differences({key: meta.get(key) for key in identity}, identity)
-            raise NielsCacheError(f"{folder}: the repeated {self.step} were found for other inputs: {'; '.join(why)}; {advice}")
+            why = differences({key: meta.get(key, value) for key, value in identity.items()}, identity) or ["by another version"]
+            raise NielsCacheError(f"{folder}: the repeated {self.step} were found otherwise: {'; '.join(why)}; {advice}")
         if meta["inputs"].get(name) != prepared.identity():
             raise NielsCacheError(
                 f"{folder}: the repeated {self.step} of {name!r} were found for other splits; "
@@ -195,7 +195,7 @@ class Repeats(RootArtifact):
             "kind": "repeats",
             "built": True,
             "step": self.step,
-            **work.identity,
+            **without_keys(work.identity, "code_version"),
             "fingerprint": work.fingerprint,
             "datasets": datasets,
             "files": files,
