@@ -6,7 +6,9 @@ One column of the file of cuts is read, the chosen rows, and the row groups of t
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +16,23 @@ import numpy as np
 
 from niels_cache_assets.artifacts.corpus_report import cuts_table
 from niels_cache_assets.artifacts.repeats import Repeats, open_prepared
+from niels_cache_assets.base.documents import object_array
 from niels_cache_assets.corpus.identity import require_prepared
-from niels_cache_assets.corpus.layout import CUTS
-from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files
+from niels_cache_assets.corpus.layout import CUTS, corpus_dir, duplicates_file, repeats_dir
+from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
 from niels_cache_assets.inspection.corpora import column, rows_at, seeded_choice
 from niels_cache_assets.sources.types import PrepareStep
 from niels_cache_assets.tokenizer.decoding import spell_controls
+from niels_cache_repeats.cuts import CutList
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import Meta, read_meta
 
 if TYPE_CHECKING:
     from niels_cache_assets.project.registry import Registry
 
 _ORIGIN = ("source_id", "title", "file", "row")
+_EXAMPLE_BATCHES = 8  # of each data set, 65,536 cuts each, of which the most frequent are shown
 CONTEXT = 80  # bytes of text shown before and after a cut
 MAX_SHOWN = 600  # bytes of a cut
 
@@ -106,6 +113,38 @@ def _shown(prefix: str, data: bytes, start: int, end: int) -> dict[str, str]:
         "after": data[end : end + CONTEXT],
     }
     return {f"{prefix}{key}": part.decode(errors="ignore") for key, part in parts.items()}
+
+
+def most_cut(root: Path, step: str, meta: Meta, *, count: int = 8) -> list[tuple[str, str]]:
+    """Return a title and the text of the copies that stay of the most often cut texts, most frequent first, for the report.
+
+    Args:
+        root: The cache root.
+        step: The step.
+        meta: The meta.json of the cuts.
+        count: The number of texts.
+    """
+    keys = ["because_dataset", "because_ordinal", "because_start", "because_split", "start", "end"]
+    copies: Counter[tuple[Any, ...]] = Counter()
+    lengths: dict[tuple[Any, ...], int] = {}
+    for name in meta["datasets"]:
+        with open_documents(repeats_dir(root, step) / duplicates_file(name)) as parquet:
+            for batch in islice(parquet.iter_batches(columns=keys), _EXAMPLE_BATCHES):
+                for *place, start, end in zip(*(batch[key].to_pylist() for key in keys), strict=True):
+                    copies[tuple(place)] += 1
+                    lengths.setdefault(tuple(place), end - start)
+    found = []
+    for place, number in copies.most_common(count):
+        name, ordinal, start, split = place
+        text = rows_at(document_files(corpus_dir(root, name), read_meta(corpus_dir(root, name) / META_NAME)), [ordinal], ["text"])[ordinal]
+        texts = object_array([text["text"]], 1)
+        lines = repeats_dir(root, "lines")
+        if step == "spans" and (lines / duplicates_file(name)).exists():
+            CutList(step="lines", name=name, directory=lines, meta=read_meta(lines / META_NAME)).apply(np.array([ordinal]), texts)
+        data = texts[0].encode()[start : start + min(lengths[place], MAX_SHOWN)]
+        title = f"cut {number:,} times; stays in {name} {f'{split} ' if split else ''}{ordinal:,}"
+        found.append((title, data.decode(errors="ignore").strip()))
+    return found
 
 
 def print_cuts(arguments: argparse.Namespace, registry: Registry, root: Path, seed: int, console: Any) -> None:
