@@ -21,7 +21,8 @@ places beside the text, applies the rule, and yields cuts in reading order. No l
 the probability of two equal hashes is 10^-15.
 
 Memory: 128 MB of records (sorted in three times as much), 64 MB of buffers, and the places in 256 MB of text. Disk: 24 bytes a unit, about
-half of the text, divided by the number of ranges; the text is read once more for each range.
+half of the text, divided by the number of ranges; the text is read once more for each range. Copies of one unit are in one file, so a
+unit with more than five million copies takes about 100 bytes of memory for each of them.
 """
 
 from __future__ import annotations
