@@ -130,9 +130,10 @@ def most_cut(root: Path, step: str, meta: Meta, *, count: int = 8) -> list[tuple
     for name in meta["datasets"]:
         with open_documents(repeats_dir(root, step) / duplicates_file(name)) as parquet:
             for batch in islice(parquet.iter_batches(columns=keys), _EXAMPLE_BATCHES):
-                for *place, start, end in zip(*(batch[key].to_pylist() for key in keys), strict=True):
-                    copies[tuple(place)] += 1
-                    lengths[tuple(place)] = min(end - start, lengths.get(tuple(place), end))  # without blank lines after it
+                for row in zip(*(batch[key].to_pylist() for key in keys), strict=True):
+                    place, (start, end) = row[:-2], row[-2:]
+                    copies[place] += 1
+                    lengths[place] = min(end - start, lengths.get(place, end))  # without blank lines after it
     found = []
     for place, number in copies.most_common(count):
         name, ordinal, start, split = place
