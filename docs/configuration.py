@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from niels_cache_assets.cleaning.settings import CleaningSettings
-from niels_cache_assets.dedup.settings import DedupSettings
+from niels_cache_assets.dedup.settings import DedupSettings, LinesSettings, SpansSettings
 from niels_cache_assets.project.running import ClusterSettings, NotifySettings, PublishSettings
 from niels_cache_assets.project.tables import BlendSettings, BuildSettings, DagsterSettings, ReportsSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
@@ -185,7 +185,14 @@ def shares(source: type[BaseModel], model: type[BaseModel]) -> bool:
 def reference() -> str:
     """Return the whole page."""
     lines = [INTRODUCTION]
-    settings: tuple[type[BaseModel], ...] = (BuildSettings, TokenizerSettings, CleaningSettings, DedupSettings)
+    settings: tuple[type[BaseModel], ...] = (
+        BuildSettings,
+        TokenizerSettings,
+        CleaningSettings,
+        DedupSettings,
+        LinesSettings,
+        SpansSettings,
+    )
     for model in settings:
         lines += section(model)
     for family, base, kinds in (("pretrain", PretrainSource, PRETRAIN_SOURCES), ("sft", SftSource, SFT_SOURCES)):

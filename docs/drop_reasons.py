@@ -57,7 +57,10 @@ STAGES: dict[Stage, tuple[str, str]] = {
         "the name of the step and its own reason follow after colons, as in "
         "`step:drop_short:few words`.",
     ),
-    "duplicates": ("Duplicates", "`[dedup]` removes all but the first copy of a document."),
+    "duplicates": (
+        "Duplicates",
+        "`[dedup]` removes all but the first copy of a document, and `[lines]` and `[spans]` leave nothing of some.",
+    ),
     "decontamination": (
         "Decontamination",
         "Documents of train are compared with [val and other reference texts](cleaning.md#decontaminate-without-preparing-a-corpus).",

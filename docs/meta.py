@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 
 from niels_cache_runtime.format.meta_keys import FORM_OF
 
-Kind = Literal["tokenizer", "pretrain", "sft", "corpus", "duplicates", "index"]
-EVERY: tuple[Kind, ...] = ("tokenizer", "pretrain", "sft", "corpus", "duplicates", "index")
+Kind = Literal["tokenizer", "pretrain", "sft", "corpus", "duplicates", "repeats", "index"]
+EVERY: tuple[Kind, ...] = ("tokenizer", "pretrain", "sft", "corpus", "duplicates", "repeats", "index")
 _FAMILIES: tuple[Kind, ...] = ("pretrain", "sft")
 _DATASETS: tuple[Kind, ...] = (*_FAMILIES, "corpus")
-_BUILT: tuple[Kind, ...] = ("tokenizer", *_DATASETS, "duplicates")
+_BUILT: tuple[Kind, ...] = ("tokenizer", *_DATASETS, "duplicates", "repeats")
 
 TARGET = Path(__file__).with_suffix(".md")
 
@@ -35,6 +35,7 @@ _TITLES: dict[Kind, str] = {
     "sft": "sft/NAME/",
     "corpus": "corpus/NAME/",
     "duplicates": "duplicates/",
+    "repeats": "repeats/STEP/",
     "index": "index/HASH/",
 }
 
@@ -172,7 +173,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("imported", ("tokenizer",), "File name of the imported tokenizer, or the name of its model on the hub"),
     MetaKey("revision", ("tokenizer",), "Commit of the model on the hub; omitted for files"),
     # Corpus and duplicates
-    MetaKey("prepare", ("corpus",), "The steps applied: `clean`, `dedup` or both"),
+    MetaKey("prepare", ("corpus",), "The steps that decide the corpus: `clean`, `dedup` or both"),
     MetaKey("steps", ("corpus",), "What identifies each of [your own steps](steps.md), by number and name; omitted if there are none"),
     MetaKey("cleaning", ("corpus",), "Cleaning settings, or null without `clean`"),
     MetaKey("signatures", ("corpus",), "MinHash settings, or null without `dedup`"),
@@ -189,6 +190,13 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("missing", ("duplicates",), "Data sets whose corpus did not exist yet"),
     MetaKey("inputs", ("duplicates",), "`content_sha256` of each data set's corpus"),
     MetaKey("datasets", ("duplicates",), "Per data set: number of documents, exact and near duplicates by origin, and cluster sizes"),
+    MetaKey("step", ("repeats",), "`lines` or `spans`"),
+    MetaKey("settings", ("repeats",), "The settings in `[lines]` or `[spans]`"),
+    MetaKey("order", ("repeats",), "Data sets by priority; after val of all of them, the first one keeps its copy"),
+    MetaKey("missing", ("repeats",), "Data sets whose corpus or drop list did not exist yet"),
+    MetaKey("inputs", ("repeats",), "Per data set: what identifies its documents, as earlier steps have left them"),
+    MetaKey("datasets", ("repeats",), "Per data set: number of cuts, cut documents, and characters and bytes by origin; hash of the cuts"),
+    MetaKey("content_sha256", ("repeats",), "sha256 of the cuts of all data sets"),
     # Index
     MetaKey("index_version", ("index",), "Version of the index order, which follows Megatron-LM's"),
     MetaKey("parameters", ("index",), "The index parameters; their hash is the folder name"),

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,8 @@ def _pictures(registry: Registry, item: CacheItem, root: Path) -> list[Picture]:
 def _samples(item: CacheItem) -> list[tuple[str, str]]:
     """Return the title and the beginning of a few documents or examples in the train of a data set, or why they cannot be shown."""
     directory = item.directory
+    if item.kind == "repeats" and item.is_built:
+        return import_module("niels_cache_repeats.shown").most_cut(directory.parent.parent, directory.name, item.meta)
     for family in FAMILIES:
         if item.kind == family and item.condition == "complete":
             try:

@@ -26,7 +26,7 @@ from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
 from niels_cache_assets.parts.lease import HeldLease, Lease, Log, StopRequests, hold_lease
 from niels_cache_assets.sources.excluding import require_matches
-from niels_cache_assets.sources.types import PretrainSource, Source
+from niels_cache_assets.sources.types import REPEATS, PrepareStep, PretrainSource, Source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, tokenizer_model_name
@@ -50,10 +50,18 @@ class BuildLock(NamedTuple):
     lease: HeldLease | None = None
 
 
-def corpus_keys(registry: Registry, names: Sequence[str]) -> list[str]:
-    """Return the keys of the corpora of these data sets, and of the drop lists if one of them uses these."""
-    searched = any("dedup" in registry.pretrain[name].prepare for name in names)
-    return [*(f"corpus/{name}" for name in names), *(["corpus/duplicates"] if searched else [])]
+def corpus_keys(registry: Registry, names: Sequence[str], *, before: PrepareStep | None = None) -> list[str]:
+    """Return the keys of the corpora of these data sets, and of the drop lists and the cuts if one of them uses these.
+
+    Args:
+        registry: The configuration.
+        names: The names of the data sets.
+        before: The step whose cuts are not used, as those of later steps. None: all are used.
+    """
+    steps = {step: f"repeats/{step}" for step in REPEATS[: REPEATS.index(before) if before else None]}
+    used = {"dedup": "corpus/duplicates", **steps}
+    searched = [key for step, key in used.items() if any(step in registry.pretrain[name].prepare for name in names)]
+    return [*(f"corpus/{name}" for name in names), *searched]
 
 
 def kind_of(key: str) -> str:

@@ -332,7 +332,7 @@ class Corpus(RootArtifact):
             "dataset_config": self.source.hub_config,
             "dataset_revision": work.revision,
             "seed": self.registry.build.seed,
-            "prepare": sorted(self.source.prepare),
+            "prepare": self.source.prepare_of_corpus,
             "cleaning": cleaning_identity(self.registry, self.name),
             "signatures": signature_identity(self.registry, self.name),
             **({"keep": list(self.keep)} if self.keep else {}),

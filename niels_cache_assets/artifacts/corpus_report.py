@@ -39,6 +39,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
         * `reasons`: the number of documents dropped for each reason, and their share of all documents of the source.
         * `lengths`: a histogram of documents by number of characters. A bin goes from `from` up to but not including `below`, which are
           powers of two.
+        * `cuts`: for each step that cuts repeated text, the counts of this data set in its meta.json, if there are such steps.
         * `duplicates`: None without "dedup". Its `matrix` has the rows of `duplicates_matrix` that name this data set.
         * `replaced`, `not_text`: the bytes and documents that are not text, copied from `facts` of meta.json if it has them.
         * `excluded`: the number of documents that were left out for each id of `exclude`, if there are any.
@@ -60,12 +61,13 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
         "drop_sha256": prepared.drop_sha256,
         "documents": {"given": source_documents(meta), "kept": prepared.kept},
         "splits": kept_per_split(prepared),
-        "funnel": funnel(meta, found["datasets"][name] if found else None),
+        "funnel": funnel(meta, found["datasets"][name] if found else None, prepared.cuts),
         "reasons": reasons(meta, prepared.dropped),
         "lengths": _lengths(meta["lengths"]),
         "languages": dict(meta["languages"]),
         "language_share": language_share(meta["languages"], settings.languages),
         "duplicates": _duplicates(registry, found, name) if found else None,
+        **({"cuts": {cut.step: cut.counts for cut in prepared.cuts}} if prepared.cuts else {}),
         **({"masked": {key: meta["masked"][key] for key in ("documents", "places")}} if "masked" in meta else {}),
         **{key: meta["facts"][key] for key in (REPLACED, NOT_TEXT, EXCLUDED) if key in meta["facts"]},
     }
@@ -112,12 +114,13 @@ def estimated_tokens(characters: int) -> int:
     return round(characters / CHARACTERS_PER_TOKEN)
 
 
-def funnel(meta: Meta, duplicates: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def funnel(meta: Meta, duplicates: Mapping[str, Any] | None, cuts: Sequence[Any] = ()) -> list[dict[str, Any]]:
     """Return the totals after each stage.
 
     Args:
         meta: The meta.json of the corpus.
         duplicates: The entry of this data set in the drop lists. None without "dedup".
+        cuts: The cuts of each step that cuts repeated text.
     """
     stages = [
         ("read", meta["documents"]["read"], meta["characters"]["before"], meta["bytes"]["before"]),
@@ -133,6 +136,11 @@ def funnel(meta: Meta, duplicates: Mapping[str, Any] | None) -> list[dict[str, A
             _, documents, characters, size = stages[-1]
             lost = (duplicates[kind], duplicates["characters"][kind], duplicates["bytes"][kind])
             stages.append((f"without {kind} duplicates", documents - lost[0], characters - lost[1], size - lost[2]))
+    for cut in cuts:
+        _, documents, characters, size = stages[-1]
+        less = cut.counts
+        name = f"without repeated {cut.step}"
+        stages.append((name, documents - less["emptied"], characters - less["characters"], size - less["bytes"]))
     return [
         {"stage": stage, "documents": documents, "characters": characters, "bytes": size, "estimated_tokens": estimated_tokens(characters)}
         for stage, documents, characters, size in stages
@@ -183,6 +191,19 @@ def duplicates_matrix(datasets: Mapping[str, Any]) -> list[dict[str, Any]]:
             row = rows.setdefault(tuple(key.values()), {**key, "exact": 0, "near": 0})
             row[pair["kind"]] += pair["documents"]
     return list(rows.values())
+
+
+def cuts_table(datasets: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the counts of cuts as rows, one for each data set.
+
+    Args:
+        datasets: The entry of this name in the meta.json of the cuts.
+    """
+    keys = ("compared", "cut_documents", "emptied", "characters", "bytes")
+    return [
+        {"data_set": name, **{key: counts[key] for key in keys}, "cuts": sum(counts["cuts"].values()), **counts["cuts"]}
+        for name, counts in datasets.items()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

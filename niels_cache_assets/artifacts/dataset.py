@@ -448,7 +448,7 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
         token_dtype=build.token_dtype,
         decontaminate=source.decontaminate,
         decontaminate_threshold=source.decontaminate_threshold,
-        keep=kept_columns(source, spec.registry.pretrain),
+        keep=(*kept_columns(source, spec.registry.pretrain), *source.cut_columns),
         **own,
     )
 
@@ -461,7 +461,12 @@ class PretrainCache(StreamedCache[PretrainSource]):
     def need(self) -> SpaceNeed | None:
         spec = self.spec
         # how much text a drop list or `decontaminate_against` removes is unknown
-        exact = spec.prepared is not None and spec.prepared.duplicates is None and not spec.source.decontaminate_against
+        exact = (
+            spec.prepared is not None
+            and spec.prepared.duplicates is None
+            and not spec.prepared.cuts
+            and not spec.source.decontaminate_against
+        )
         budgets = {"train_tokens": spec.source.train_tokens, "val_tokens": spec.source.val_tokens}
         return pretrain_need(**budgets, token_bytes=spec.token_bytes, text_bytes=spec.text_bytes, exact=exact)
 

@@ -1,6 +1,6 @@
 """The graph of artifacts: everything that a root folder can hold, by key, in build order.
 
-    tokenizer   corpus/NAME   corpus/duplicates   report/NAME   pretrain/NAME   sft/NAME   index/BLEND
+    tokenizer   corpus/NAME   corpus/duplicates   repeats/lines   repeats/spans   report/NAME   pretrain/NAME   sft/NAME   index/BLEND
 
 A data set in parts also has plan/NAME, val_part/NAME (with a budget for val) and part/NAME/part-00017. If it has a corpus, this corpus is
 in parts instead: plan/NAME and corpus_part/NAME/part-00017. A search for duplicates in ranges also has hashes and range/range-00003.
@@ -27,6 +27,7 @@ from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.parts.watch import STATES, StoreReads, WatchedStep, watch_parts, watch_steps
 from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
+from niels_cache_assets.artifacts.repeats import Repeats
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
 from niels_cache_assets.artifacts.stored import StorePlace, in_store
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ from niels_cache_assets.parts.layout import PART_KINDS, number_in
 from niels_cache_assets.parts.lease import DONE
 from niels_cache_assets.project.registry import Registry, apply_run_settings
 from niels_cache_assets.project.tables import BuildSettings
-from niels_cache_assets.sources.types import PretrainSource, SourceWithParts
+from niels_cache_assets.sources.types import REPEATS, PrepareStep, PretrainSource, SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names, tokenizer_dir
 
@@ -91,6 +92,10 @@ class Graph:
     def duplicates(self) -> Duplicates:
         """Return the drop lists (lists of the duplicates in each corpus)."""
         return Duplicates(self.registry, self.root)
+
+    def repeats(self, step: PrepareStep) -> Repeats:
+        """Return the cuts of a step, lines or spans."""
+        return Repeats(self.registry, self.root, step=step)
 
     def dataset(self, name: str, run_settings: Mapping[str, Any] | None = None) -> DatasetCache:
         """Return the cache of a data set.
@@ -172,6 +177,7 @@ class Graph:
             *([HASHES] if registry.search_ranges else []),
             *(f"range/{range_name(number)}" for number in range(registry.search_ranges)),
             *(["corpus/duplicates"] if registry.prepared("dedup") else []),
+            *(f"repeats/{step}" for step in REPEATS if registry.prepared(step)),
             *(f"report/{name}" for name in registry.prepared()),
             *(key for name in registry.in_parts() for key in self.sealed(name).inputs() if key != "tokenizer"),
             *(f"{source.family}/{name}" for name, source in registry.sources.items()),
@@ -227,6 +233,7 @@ class Graph:
         kinds: dict[str, Callable[[str], Artifact]] = {
             "tokenizer": lambda name: self.tokenizer(),
             "corpus": self.corpus,
+            "repeats": lambda name: self.repeats(name),  # type: ignore[arg-type]  # a known step
             "report": lambda name: CorpusReport(self.registry, self.root, name=name),
             "corpus_part": lambda name: self.joined_corpus(owner).part(number_in(name)),
             HASHES: lambda name: self.duplicates().hashes(),
@@ -265,6 +272,8 @@ class Graph:
         states += [unlisted_corpus_state(name, root=root) for name in built_names(root / "corpus") if name not in registry.prepared()]
         if registry.prepared("dedup") or os.path.exists(self.duplicates().directory / META_NAME):
             states.append(state_of(self.duplicates()))
+        found = [self.repeats(step) for step in REPEATS]
+        states += [state_of(each) for each in found if registry.prepared(each.step) or os.path.exists(each.record_path)]
         states += [self.dataset_state(name) for name in registry.sources]
         states += [self.state(f"index/{name}") for name in registry.blend_keys()]
         for family in FAMILIES:
@@ -298,10 +307,10 @@ class Graph:
                 read |= new
                 left += new
         tokenizer = self.tokenizer()
-        corpora = [key for key in self.keys if key in read and key.startswith("corpus/")]
+        corpora = [key for key in self.keys if key in read and key.startswith(("corpus/", "repeats/"))]
         steps = ["tokenizer", *corpora] if tokenizer.is_imported else [*corpora, "tokenizer"]
         prepared = [each for key in self._in_order(steps) for each in (*self.before(key), key)]
-        reports = [f"report/{key.removeprefix('corpus/')}" for key in corpora if key != "corpus/duplicates"]
+        reports = [key.replace("corpus/", "report/") for key in corpora if kind_of(key) == "corpus" and key != "corpus/duplicates"]
         blends = [f"index/{name}" for name in registry.blend if only is None or name in only]
         built = [each for key in caches for each in (*self.before(key), key)]
         return [*prepared, *reports, *built, *blends]

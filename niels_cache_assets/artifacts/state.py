@@ -23,6 +23,7 @@ from niels_cache_assets.artifacts.parts.part import PartFolder
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.parts.watch import STATES, WAITING, watch_parts
+from niels_cache_assets.artifacts.repeats import Repeats
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.facts.contents import budget_shortfall
@@ -224,6 +225,14 @@ def _(duplicates: Duplicates) -> Evaluation:
     if not duplicates.registry.prepared("dedup"):
         return evaluation
     return _evaluate_match(duplicates, "search for duplicates again: the settings or a corpus have changed since")
+
+
+@_evaluate.register
+def _(repeats: Repeats) -> Evaluation:
+    evaluation = _evaluate_presence(repeats.directory, ("fingerprint",))
+    if not repeats.registry.prepared(repeats.step):
+        return evaluation
+    return _evaluate_match(repeats, f"search for repeated {repeats.step} again: the settings or a corpus have changed since")
 
 
 @_evaluate.register

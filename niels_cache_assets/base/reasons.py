@@ -161,6 +161,7 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
     "duplicates": {
         "exact_duplicate": _asked("the document equals an earlier one"),
         "near_duplicate": _asked("the document is a near duplicate of an earlier one", "raise `threshold` in `[dedup]`"),
+        "only_repeats": _asked("nothing was left of the document without its repeated lines or spans", "raise `max_copies` in `[lines]`"),
     },
     "decontamination": {
         "in_val": _asked("the document equals one in val", _VAL),

@@ -16,7 +16,7 @@ from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.disk.build_lock import path_stamp
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.sources.types import PretrainSource, Source
+from niels_cache_assets.sources.types import PrepareStep, PretrainSource, Source
 from niels_cache_assets.steps.identity import steps_identity
 from niels_cache_assets.streaming.decontaminate import decontamination_identity, references_identity
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
@@ -132,7 +132,7 @@ def identity_of_corpus(registry: Registry, name: str, *, revision: str | None, t
         "source": without_keys(source.identity(), *_APPLIED_LATER),
         "revision": revision,
         "seed": registry.build.seed,
-        "prepare": sorted(source.prepare),
+        "prepare": source.prepare_of_corpus,
         "cleaning": cleaning_identity(registry, name),
         "signatures": signature_identity(registry, name),
         "code_version": CODE_VERSION,
@@ -204,9 +204,9 @@ def drop_lists_identity(registry: Registry, corpora: Mapping[str, Meta], missing
     }
 
 
-def dedup_order(registry: Registry) -> list[str]:
-    """Return the data sets with "dedup" in the order of comparison: by [dedup] priority, then by table order. The first copy is kept."""
-    names = registry.prepared("dedup")
+def dedup_order(registry: Registry, step: PrepareStep = "dedup") -> list[str]:
+    """Return the data sets with this step in the order of comparison: by [dedup] priority, then by table order. The first copy is kept."""
+    names = registry.prepared(step)
     first = (name for name in registry.dedup.priority if name in names)
     return [*dict.fromkeys((*first, *names))]
 

@@ -34,6 +34,18 @@ DUPLICATES = {
     "because_ordinal": "int64",
     "because_split": "string",
 }
+CUTS = {
+    "ordinal": "int64",  # the ordinal of the document in this data set's corpus
+    "split": "string",
+    "start": "int64",  # of the cut text, in bytes of the document's text in UTF-8, as the step has read it
+    "end": "int64",
+    "kind": "string",  # line, paragraph or span
+    "because_dataset": "string",  # the copy that stays
+    "because_ordinal": "int64",
+    "because_split": "string",
+    "because_start": "int64",
+    "emptied": "bool",  # whether nothing but white space is left of the document, which is dropped
+}
 REJECTED_NAME = "rejected.parquet"
 DIGESTS_NAME = "digests.npy"  # (documents, 20) uint8: SHA-1 of the canonical text
 SIGNATURES_NAME = "signatures.npy"  # (documents, num_perm) uint32
@@ -85,6 +97,11 @@ def range_name(number: int) -> str:
 def duplicates_dir(root: str | Path) -> Path:
     """Return the folder of the drop lists. It holds one file <data set>.parquet for each data set, and meta.json."""
     return Path(root) / "duplicates"
+
+
+def repeats_dir(root: str | Path, step: str) -> Path:
+    """Return the folder of the cuts of a step (lines or spans). It holds one file <data set>.parquet for each data set, and meta.json."""
+    return Path(root) / "repeats" / step
 
 
 def reports_dir(root: str | Path, name: str) -> Path:

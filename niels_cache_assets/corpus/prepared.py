@@ -1,4 +1,4 @@
-"""An open prepared data set: its corpus without the documents in its drop list, and the split of each document.
+"""An open prepared data set: its corpus without the documents in its drop list and without its cuts, and the split of each document.
 
 A cache of a data set with `prepare` is built from a PreparedCorpus instead of the source. Mixtures read the data set through a
 PreparedMember. artifacts/prepared_corpora.py checks that corpus and drop list (the list of duplicates) fit the configuration. Everything
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _COLUMNS = ["text", "source_id", "file", "row", "title"]
+EMPTIED = "only_repeats"  # the reason for which a document is dropped of which the cuts leave nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,7 @@ class PreparedCorpus:
 
     Attributes:
         duplicates: The meta.json of the drop lists (lists of duplicates). None without "dedup", and if duplicates are kept.
+        cuts: The cuts (CutList of niels_cache_repeats) of each step that cuts repeated text, in the order of the steps.
     """
 
     name: str
@@ -57,6 +59,7 @@ class PreparedCorpus:
     seed: int
     duplicates: Meta | None
     duplicates_directory: Path
+    cuts: tuple[Any, ...] = ()
 
     @property
     def drops(self) -> dict[str, Any] | None:
@@ -71,7 +74,8 @@ class PreparedCorpus:
     @property
     def kept(self) -> int:
         """The number of kept documents."""
-        return int(self.meta["documents"]["kept"]) - (self.drops["exact"] + self.drops["near"] if self.drops else 0)
+        searched = int(self.meta["documents"]["kept"]) - (self.drops["exact"] + self.drops["near"] if self.drops else 0)
+        return searched - self.emptied
 
     @property
     def dropped(self) -> Counter[str]:
@@ -80,7 +84,12 @@ class PreparedCorpus:
         The source, the cleaning and the search for duplicates each have their own reasons.
         """
         drops = {f"{kind}_duplicate": self.drops[kind] for kind in ("exact", "near")} if self.drops else {}
-        return +Counter({**self.meta["dropped"], **drops})
+        return +Counter({**self.meta["dropped"], **drops, EMPTIED: self.emptied})
+
+    @property
+    def emptied(self) -> int:
+        """The number of documents of which the cuts leave nothing."""
+        return sum(cut.counts["emptied"] for cut in self.cuts)
 
     @property
     def drop_sha256(self) -> str | None:
@@ -94,13 +103,15 @@ class PreparedCorpus:
 
     @cached_property
     def is_dropped(self) -> np.ndarray:
-        """Whether each document is in the drop list: (documents,) bool.
+        """Whether each document is in the drop list, or nothing is left of it: (documents,) bool.
 
         Raises:
             NielsCacheError: If the drop list was replaced since it was opened.
         """
         is_dropped = np.zeros(self.meta["documents"]["kept"], dtype=bool)
         is_dropped[self.drop_list[0]] = True
+        for cut in self.cuts:
+            is_dropped[cut.emptied] = True
         return is_dropped
 
     @cached_property
@@ -127,6 +138,7 @@ class PreparedCorpus:
             "content_sha256": self.meta["content_sha256"],
             "drop_sha256": self.drop_sha256,
             "splits": split_identity(self.source, self.seed),
+            **({"cuts": {cut.step: cut.counts["cuts_sha256"] for cut in self.cuts}} if self.cuts else {}),
         }
 
     def stream(self, context: StreamContext, ordinals: range | None = None) -> Iterator[DocumentBatch]:
@@ -152,14 +164,15 @@ class PreparedCorpus:
             within = slice(*np.searchsorted(self.drop_list[0], [part.start, part.stop]))
             exact = int(self.drop_list[1][within].sum())
             near = int(within.stop - within.start) - exact
-            context.report.dropped.update(+Counter({"exact_duplicate": exact, "near_duplicate": near}))
+            emptied = sum(int(np.diff(np.searchsorted(cut.emptied, [part.start, part.stop]))[0]) for cut in self.cuts)
+            context.report.dropped.update(+Counter({"exact_duplicate": exact, "near_duplicate": near, EMPTIED: emptied}))
             context.report.facts.update(text_field_fact(self.meta))
-        for first, table in self._groups(context.start["row"] if context.start else part.start, part.stop):
+        for first, table in self.groups(context.start["row"] if context.start else part.start, part.stop, self._columns):
             end = first + len(table)
             stays = ~self.is_dropped[first:end]
             if stays.any():
                 context.report.position = {"file": self.name, "row": end}
-                batch = self._as_documents(slice(first, end), table)
+                batch = self._as_documents(np.arange(first, end), table)
                 yield batch if stays.all() else batch[stays]
 
     def documents(self) -> Iterator[DocumentBatch]:
@@ -185,14 +198,19 @@ class PreparedCorpus:
     def _columns(self) -> list[str]:
         return [*_COLUMNS, *(["kept"] if self.keep else [])]
 
-    def _as_documents(self, ordinals: slice | np.ndarray, table: pa.Table) -> DocumentBatch:
+    def _as_documents(self, ordinals: np.ndarray, table: pa.Table) -> DocumentBatch:
         count = len(table)
         strings = {name: object_array(column_values(table[name]), count) for name in self._columns if name != "row"}
+        for cut in self.cuts:
+            cut.apply(ordinals, strings["text"], strings.setdefault("kept", np.full(count, None, dtype=object)))
         characters = np.fromiter(map(len, strings["text"]), np.int64, count)
         return DocumentBatch(**strings, row=table["row"].to_numpy(), split=self.splits[ordinals], characters=characters)
 
-    def _groups(self, start: int, stop: int) -> Iterator[tuple[int, pa.Table]]:
-        """Yield (ordinal of the first row, columns of a document) for each row group from ordinal `start` to `stop`, in order."""
+    def groups(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        """Yield (ordinal of the first row, these columns) for each row group from ordinal `start` to `stop`, in order.
+
+        Dropped documents are among them, and the texts are not cut.
+        """
         first, documents = 0, self.meta["documents"]["kept"]
         for path in document_files(self.directory, self.meta):
             if documents > first >= stop:  # a part of a corpus ends with a file
@@ -203,7 +221,7 @@ class PreparedCorpus:
                     if first < start < end:
                         raise NielsCacheError(f"{path}: no row group begins at document {start}; build the data set again with force")
                     if first >= start:
-                        yield first, parquet.read_row_group(group, columns=self._columns)
+                        yield first, parquet.read_row_group(group, columns=list(columns))
                     first = end
         if first != documents:
             raise NielsCacheError(f"{self.directory}: the corpus holds {first} documents, its meta.json says {documents}; prepare it again")

@@ -1,4 +1,4 @@
-"""The schema of [dedup]."""
+"""The schemas of [dedup], [lines] and [spans]."""
 
 from typing import Literal, Self
 
@@ -34,3 +34,21 @@ class DedupSettings(Table):
         if self.bands is not None and self.rows is not None and self.bands * self.rows > self.num_perm:
             raise ValueError(f"bands x rows is {self.bands * self.rows}, more than num_perm = {self.num_perm}")
         return self
+
+
+class LinesSettings(Table):
+    """[lines]: which repeated lines and paragraphs are cut, for every data set with `prepare = [..., "lines"]`."""
+
+    min_characters: int = Field(20, ge=1)
+    """Minimum length of a compared line or paragraph, without white space at its ends"""
+    max_copies: int = Field(3, ge=1)
+    """Largest number of documents in which a text stays; of a text in more documents, only the first copy stays"""
+    ranges: int = Field(1, ge=1, le=1024)
+    """Number of hash ranges. More ranges need less disk, read the text more often, and cut the same text"""
+
+
+class SpansSettings(Table):
+    """[spans]: which repeated spans are cut, for every data set with `prepare = [..., "spans"]`."""
+
+    ranges: int = Field(1, ge=1, le=1024)
+    """Number of ranges. More ranges need less memory or disk, and cut the same text"""

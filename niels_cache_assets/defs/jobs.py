@@ -37,6 +37,7 @@ def _jobs(names: DefinitionNames) -> dict[str, tuple[list[dg.AssetKey], str]]:
         "build_sft": (names.family_keys("sft"), "Build the SFT cache of a data set (of all: by a backfill) and verify it."),
         "build_corpus": ([names.documents], "Clean and sign the documents of a data set (of all: by a backfill)."),
         "find_duplicates": ([names.duplicates], "Find duplicates across all data sets that have a corpus."),
+        **{f"find_{step}": ([key], f"Find repeated {step} across all data sets that have them cut.") for step, key in names.cuts.items()},
         "report_corpus": ([names.kept, names.report], "Count the documents of a data set's corpus that are kept, and draw its report."),
         "build_corpus_parts": ([names.corpus_parts], "Clean and sign one part of a corpus (of all: by a backfill)."),
         "hash_signatures": ([names.hashes], "Hash the signatures of all corpora, for a search for duplicates in ranges."),

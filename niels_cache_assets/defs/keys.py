@@ -13,6 +13,7 @@ from dagster import (
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import DagsterSettings
+from niels_cache_assets.sources.types import REPEATS, PrepareStep
 from niels_cache_runtime.format.layout import FAMILIES, SPLITS, Family
 
 STREAM_POOL = "source_stream"
@@ -30,6 +31,7 @@ class DefinitionNames:
         location: Name of the code location.
         parts_pool: A pool whose limit is the number of parts that are built at a time.
         stream_pool: A pool whose limit is the number of streams at the same time. No op is in the pool (stream_slots.py).
+        cuts: By step, the asset of its cuts.
         cache_root: Key of the resource with the folder of all caches.
         progress_sink: Key of the resource with the progress sink.
         resources: Both keys.
@@ -52,6 +54,7 @@ class DefinitionNames:
         self.published = {family: self.key("published", family) for family in FAMILIES}
         self.plan, self.val_part, self.parts = (self.key("pretrain", name) for name in ("plan", "val_part", "parts"))
         self.documents, self.duplicates, self.kept = (self.key("corpus", name) for name in ("documents", "duplicates", "kept"))
+        self.cuts = {step: self.key("corpus", step) for step in REPEATS}
         self.corpus_parts, self.hashes, self.ranges = (self.key("corpus", name) for name in ("parts", "hashes", "ranges"))
         self.report, self.index = self.key("corpus", "report"), self.key("index", "gpt")
         self.mixture, self.cache_report = self.key("reports", "mixture"), self.key("reports", "cache")
@@ -59,6 +62,7 @@ class DefinitionNames:
             "tokenizer": self.tokenizer,
             "corpus": self.documents,
             "corpus/duplicates": self.duplicates,
+            **{f"repeats/{step}": key for step, key in self.cuts.items()},
             "corpus_part": self.corpus_parts,
             "hashes": self.hashes,
             "range": self.ranges,
@@ -109,6 +113,12 @@ def partitions(registry: Registry, family: Family) -> StaticPartitionsDefinition
 def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:
     """Return one partition for each data set with a corpus."""
     return StaticPartitionsDefinition(registry.prepared())
+
+
+def cuts_of(registry: Registry, *, before: PrepareStep | None = None) -> list[AssetKey]:
+    """Return the assets of the cuts that exist, or only those of the steps before a step."""
+    steps = REPEATS[: REPEATS.index(before) if before else None]
+    return [names_of(registry).cuts[step] for step in steps if registry.prepared(step)]
 
 
 def mapped(key: AssetKey, readers: Mapping[str, str | list[str]] | Sequence[str]) -> AssetDep:

@@ -23,6 +23,7 @@ from niels_cache_assets.defs.metadata.builds import (
 )
 from niels_cache_assets.defs.metadata.corpora import (
     corpus_part_metadata,
+    cuts_metadata,
     documents_metadata,
     duplicates_metadata,
     kept_metadata,
@@ -43,6 +44,7 @@ _GROUPS = "groups"  # key in the metadata of a plan, if its data version alone d
 _METADATA_OF = {
     "corpus": documents_metadata,
     "corpus/duplicates": duplicates_metadata,
+    "repeats": cuts_metadata,
     "corpus_part": corpus_part_metadata,
     "hashes": search_metadata,
     "range": search_metadata,

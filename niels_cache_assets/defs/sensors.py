@@ -31,7 +31,7 @@ from niels_cache_assets.defs.assets.upstream import (
 from niels_cache_assets.defs.cursors import in_turn
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.home.found import remove_markers_of
-from niels_cache_assets.defs.keys import corpus_partitions, datasets_with_plan, names_of, partitions
+from niels_cache_assets.defs.keys import corpus_partitions, cuts_of, datasets_with_plan, names_of, partitions
 from niels_cache_assets.defs.private import AssetGraphSubset
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
@@ -89,7 +89,7 @@ def notes_folder_sensor(registry: Registry) -> dg.SensorDefinition:
 def requestable(registry: Registry) -> dg.AssetSelection:
     """Return the selection of all assets that `build_request` may request."""
     names = names_of(registry)
-    corpora = [names.documents, names.duplicates, names.kept, names.report] if registry.prepared() else []
+    corpora = [names.documents, names.duplicates, *cuts_of(registry), names.kept, names.report] if registry.prepared() else []
     return dg.AssetSelection.assets(*corpora, *(key for family in FAMILIES for key in names.family_keys(family)))
 
 
@@ -117,7 +117,8 @@ def build_request(registry: Registry, name: str, version: str, *, occasion: str)
     corpus = corpus_partitions(registry).subset_with_partition_keys([name])
     cache = partitions(registry, family).subset_with_partition_keys([name])
     requested = dict.fromkeys((names.documents, names.kept, names.report), corpus) | dict.fromkeys(names.family_keys(family), cache)
-    unpartitioned = {names.duplicates} if name in registry.prepared("dedup") else set()
+    steps = {"dedup": names.duplicates, **names.cuts}
+    unpartitioned = {steps[step] for step in registry.pretrain[name].prepare if step in steps}
     subset = AssetGraphSubset(requested, unpartitioned)  # type: ignore[call-arg]  # mypy takes its __hash__ for a field
     return dg.RunRequest.for_asset_graph_subset(subset, tags)
 

@@ -12,7 +12,13 @@ from niels_cache_runtime.format.meta import canonical_json
 
 _VERSIONS = "versions"
 _MISSING = object()
-_CORPUS = {"content_sha256": "its corpus", "drop_sha256": "its list of duplicates"}  # values of a cache that was built from a corpus
+_CORPUS = {  # values of a cache that was built from a corpus
+    "content_sha256": "its corpus",
+    "drop_sha256": "its list of duplicates",
+    "cuts": "its cuts of repeated text",
+    "cuts.lines": "its cuts of repeated lines",
+    "cuts.spans": "its cuts of repeated spans",
+}
 
 
 def as_recorded(identity: Mapping[str, Any]) -> Identity:

@@ -27,15 +27,17 @@ def counts_of(meta: Meta) -> dict[str, int]:
 
 
 def all_counts(meta: Meta) -> dict[str, int]:
-    """Return `counts_of`, plus `documents` or `duplicates` if meta.json has them.
+    """Return `counts_of`, plus `documents`, `duplicates` or `cuts` if meta.json has them.
 
     `documents` is the number of kept documents of a data set, corpus or corpus report, and `duplicates` the number of documents that drop
-    lists name as duplicates.
+    lists name as duplicates. `cuts` is the number of places of repeated text.
     """
     counts = counts_of(meta)
     documents = meta.get("documents", {}) if meta.get("built", True) else {}
     if documents:
         counts["documents"] = documents["kept"] if "kept" in documents else sum(documents.values())
+    if meta.get("kind") == "repeats":
+        counts["cuts"] = sum(sum(found["cuts"].values()) for found in meta["datasets"].values())
     if meta.get("kind") == "duplicates":
         counts["duplicates"] = sum(found["exact"] + found["near"] for found in meta.get("datasets", {}).values())
     return counts
@@ -70,7 +72,7 @@ def content_cells(counts: Mapping[str, int], shares: Mapping[Split, str] | None 
             val = counts.get(f"val_{unit}s")
             train = format_count(counts[f"train_{unit}s"], unit) + noted.get("train", "")
             return train, UNKNOWN if val is None else f"{val:,}{noted.get('val', '')}"
-    for key, unit in (("vocab_size", "piece"), ("documents", "document"), ("duplicates", "duplicate")):
+    for key, unit in (("vocab_size", "piece"), ("documents", "document"), ("duplicates", "duplicate"), ("cuts", "cut")):
         if key in counts:
             return format_count(counts[key], unit), UNKNOWN
     return UNKNOWN, UNKNOWN

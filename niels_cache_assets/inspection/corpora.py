@@ -184,6 +184,7 @@ def sample_corpus(registry: Registry, name: str, *, root: Path, count: int, seed
     remaining = np.flatnonzero(~prepared.is_dropped)
     chosen = remaining[seeded_choice(len(remaining), count, seed)]
     characters = prepared.meta["characters"]["after"] - (sum(prepared.drops["characters"].values()) if prepared.drops else 0)
+    characters -= sum(cut.counts["characters"] for cut in prepared.cuts)
     return CorpusSample(
         documents=list(zip(chosen.tolist(), prepared.select(chosen), strict=True)),
         kept=prepared.kept,

@@ -94,6 +94,6 @@ def _kind(path: str) -> str | None:
     for part, kind in _FOLDERS.items():
         if part in f"/{path}":
             return kind
-    if "/duplicates/" in f"/{path}":  # ordinals and similarities
+    if path.startswith(("duplicates/", "repeats/")):  # ordinals, similarities and positions
         return None
     return next((kind for end, kind in _KINDS.items() if path.endswith(end)), None)

@@ -18,7 +18,8 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
 
 SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
-_SECTIONS = ("build", "tokenizer", "cleaning", "dedup", *FAMILIES, "blend", "reports", "publish", "dagster", "cluster", "notify")
+_SHARED = ("build", "tokenizer", "cleaning", "dedup", "lines", "spans")
+_SECTIONS = (*_SHARED, *FAMILIES, "blend", "reports", "publish", "dagster", "cluster", "notify")
 EXCLUSIVE_KEYS = frozenset({"files", "path"})  # each source kind has one of these two keys, and accepts both names
 _NAMED = (*FAMILIES, "blend")  # in these sections, the user chooses the names of the tables
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -26,7 +26,7 @@ from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.defaults import CONFIG_NAME
 from niels_cache_assets.base.toml import as_toml, typed_toml
 from niels_cache_assets.cleaning.settings import CleaningSettings
-from niels_cache_assets.dedup.settings import DedupSettings
+from niels_cache_assets.dedup.settings import DedupSettings, LinesSettings, SpansSettings
 from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.project.component import find_component
 from niels_cache_assets.project.merging import EXCLUSIVE_KEYS, SOURCES, Tables, absolute_paths, add_catalog_keys, merge_tables, read_tables
@@ -43,7 +43,7 @@ from niels_cache_assets.project.tables import (
 )
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.reading.where import parse_condition
-from niels_cache_assets.sources.types import PretrainSource, SftSource, Source
+from niels_cache_assets.sources.types import REPEATS, PrepareStep, PretrainSource, SftSource, Source
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
@@ -64,6 +64,8 @@ _SCHEMAS: Mapping[str, type[BaseModel]] = {  # of the tables that have no names 
     "tokenizer": TokenizerSettings,
     "cleaning": CleaningSettings,
     "dedup": DedupSettings,
+    "lines": LinesSettings,
+    "spans": SpansSettings,
     "reports": ReportsSettings,
     "dagster": DagsterSettings,
     "cluster": ClusterSettings,
@@ -109,6 +111,8 @@ class Registry:
         tokenizer: Settings in [tokenizer].
         cleaning: Settings in [cleaning].
         dedup: Settings in [dedup].
+        lines: Settings in [lines].
+        spans: Settings in [spans].
         pretrain: Pretrain data sets by name.
         sft: SFT data sets by name.
         blend: Blends by name.
@@ -141,6 +145,8 @@ class Registry:
     is_fallback: bool = False
     overrides: Tables = field(default_factory=dict)
     advice: tuple[str, ...] = ()
+    lines: LinesSettings = field(default_factory=LinesSettings)
+    spans: SpansSettings = field(default_factory=SpansSettings)
 
     @property
     def settings_origin(self) -> str:
@@ -191,7 +197,7 @@ class Registry:
         """Return the names of the data sets with enabled = false, in order."""
         return [name for name, source in self.sources.items() if not source.enabled]
 
-    def prepared(self, step: Literal["clean", "dedup"] | None = None) -> list[str]:
+    def prepared(self, step: PrepareStep | None = None) -> list[str]:
         """Return the pretrain data sets that can be built and have a corpus, in order.
 
         Args:
@@ -520,20 +526,23 @@ def _catalog_hint(name: str) -> str:
 
 
 def _refuse_dedup_twice(registry: Registry, name: str) -> None:
-    """Check that an interleave and its member do not both use dedup.
+    """Check that an interleave and its member are not compared with each other.
 
-    Both have the same documents, and each would lose the documents that the other one keeps.
+    Both have the same documents, and each would lose what the other one keeps.
 
     Raises:
         NielsCacheError: If both do.
     """
     source = registry.pretrain[name]
-    if not isinstance(source, Interleave) or "dedup" not in source.prepare:
+    if not isinstance(source, Interleave):
         return
     for member in source.members:
-        if member in registry.pretrain and "dedup" in registry.pretrain[member].prepare:
+        if member not in registry.pretrain:
+            continue
+        own, other = ({*each.prepare} - {"clean"} for each in (source, registry.pretrain[member]))
+        if twice := own & other or ({*REPEATS} & other and own & {"dedup", *REPEATS}):
             raise NielsCacheError(
-                f"{registry.origin}: [pretrain.{name}]: {name} and its member {member} both use dedup; remove it from prepare of one"
+                f"{registry.origin}: [pretrain.{name}]: {name} and its member {member} both use {min(twice)}; remove it from prepare of one"
             )
 
 

@@ -37,7 +37,8 @@ from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split
 
-PrepareStep = Literal["clean", "dedup"]
+PrepareStep = Literal["clean", "dedup", "lines", "spans"]
+REPEATS: tuple[PrepareStep, ...] = ("lines", "spans")  # the steps that cut repeated text out of corpora, in this order
 _DECONTAMINATION = {f"decontaminate{key}" for key in ("", "_threshold", "_against", "_share", "_words")}
 
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the data, not its identity: the revision is a digest of the content
@@ -341,7 +342,7 @@ class PretrainSource(Source):
     shuffle_buffer: NonNegativeInt = 0
     """Size of the shuffle buffer in documents; 0 keeps the input order"""
     prepare: tuple[PrepareStep, ...] = Field((), strict=False)
-    """'clean', 'dedup' or both, applied to the whole source before tokenization and token budgets"""
+    """Any of 'clean', 'dedup', 'lines' and 'spans', applied to the whole source before tokenization and token budgets"""
     cleaning: dict[str, Any] | None = None
     """Keys that override [cleaning] for this data set"""
     steps: tuple[StepUse, ...] = Field((), strict=False)
@@ -392,7 +393,7 @@ class PretrainSource(Source):
         titles = [step.title for step in self.steps if step.use]
         if twice := {title for title in titles if titles.count(title) > 1}:
             raise ValueError(f"steps has {min(twice)!r} twice; give one of them another name, such as {{use = ..., name = ...}}")
-        columns = [*getattr(self, "keep", ()), *(name for each in self.steps for name in each.keep)]
+        columns = [*self.cut_columns, *getattr(self, "keep", ()), *(name for each in self.steps for name in each.keep)]
         if twice := {name for name in columns if columns.count(name) > 1}:
             raise ValueError(f"the column {min(twice)!r} is kept twice; let the step return it with another name")
         if CLEANING in titles and "clean" not in self.prepare:
@@ -414,6 +415,16 @@ class PretrainSource(Source):
     def has_corpus(self) -> bool:
         """Whether documents are prepared and stored before they are tokenized."""
         return bool(self.prepared_by)
+
+    @property
+    def prepare_of_corpus(self) -> list[str]:
+        """The steps in `prepare` that decide the corpus. The others find repeated text in finished corpora."""
+        return sorted({*self.prepare} - {*REPEATS})
+
+    @property
+    def cut_columns(self) -> list[str]:
+        """The kept columns that say how much of a document was cut: the number of places and of bytes, for each step."""
+        return [f"{step}_{what}" for step in REPEATS if step in self.prepare for what in ("cut", "cut_bytes")]
 
     @property
     def prepared_by(self) -> list[str]:

@@ -40,7 +40,7 @@ FORMS: dict[str, Callable[[Any], bool]] = {
 _KEYS = {  # by form; a key has the same form in all kinds of folders
     "text": (
         "kind meta_sha256 content_sha256 token_dtype sha256 model_type model_kind sentencepiece_version tokenizers_version "
-        "tiktoken_version imported revision"
+        "tiktoken_version imported revision step"
     ),
     "a whole number": "schema_version train_tokens val_tokens train_examples val_examples words bands rows index_version",
     "a list of texts": "forms keep sides prepare order missing",

@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
+from importlib import import_module
 from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count, format_share
+from niels_cache_assets.cli import console
 from niels_cache_assets.cli.command import (
     PRETRAIN,
     SEED,
@@ -51,16 +53,20 @@ COMMAND = Command(
         option("-n", "N", "number of pairs to show (default: 3)", dest="count", type=integer_at_least(1), default=3),
         option("--kind", "KIND", "exact or near duplicates (default: near, if there are any)", choices=KINDS),
         switch("--closest-call", "show the least similar pairs instead of random ones"),
+        option("--cuts", "STEP", "instead of documents, the text that a step cut: lines or spans", choices=("lines", "spans")),
+        option("--document", "ID", "with --cuts: all cuts in the document with this source id"),
         SEED,
     ),
     usage="[NAME] ",
     description="""\
 Show the duplicates in a data set, each next to the document that is kept, which may be in a different
-data set, in the other split, or earlier in the same split. Without NAME, show counts for every data set.""",
+data set, in the other split, or earlier in the same split. Without NAME, show counts for every data set.
+With --cuts, show the repeated text that was cut out of documents, each next to the copy that stays.""",
     examples="""\
   niels-cache duplicates                                counts of every data set
   niels-cache duplicates wikipedia -n 5                 five random near duplicates
-  niels-cache duplicates wikipedia --closest-call -n 5  the five least similar, to check the threshold""",
+  niels-cache duplicates wikipedia --closest-call -n 5  the five least similar, to check the threshold
+  niels-cache duplicates web --cuts lines -n 3          three places of repeated lines that were cut""",
     offers={"name": PRETRAIN},
 )
 
@@ -72,6 +78,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     registry, root = open_registry(arguments)
     seed = draw_seed(arguments.seed)
+    if arguments.cuts is not None:
+        import_module("niels_cache_repeats.shown").print_cuts(arguments, registry, root, seed, console)
+        return
     if arguments.name is None:
         lists = find_drop_lists(registry, root)
         if not print_facts(arguments, {key: lists[key] for key in ("datasets", "order", "settings", "bands", "rows")}):

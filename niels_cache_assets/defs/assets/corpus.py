@@ -12,16 +12,18 @@ import dagster as dg
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.duplicates import Duplicates, SearchStep
+from niels_cache_assets.artifacts.repeats import Repeats
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.building import artifact_asset
 from niels_cache_assets.defs.assets.parts import partition_asset
-from niels_cache_assets.defs.keys import names_of
+from niels_cache_assets.defs.keys import cuts_of, names_of
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.recording import kept_record
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.sources.types import REPEATS, PrepareStep
 
 _DOCUMENTS = """The cleaned documents of a data set, and their signatures.
 
@@ -43,10 +45,19 @@ import pyarrow.parquet as pq
 pq.read_table("cache/duplicates/<data set>.parquet").to_pylist()[:5]
 ```"""
 
-_KEPT = """The documents for the tokenizer: those of the corpus, without those on the drop list. Nothing is stored here.
+_CUTS = """The places of repeated text that are cut out of documents, across data sets and splits, with the copy that stays.
 
-The data version covers the documents (`corpus/<data set>`), the drop list and the rule that splits them. A cache below becomes stale
-when one of these changes, but not when other data sets have new duplicates.
+`repeats/%s/<data set>.parquet`, for each data set with `prepare = [..., "%s"]`. One search covers all data sets. The first copy stays.
+
+```python
+import pyarrow.parquet as pq
+pq.read_table("cache/repeats/%s/<data set>.parquet").to_pylist()[:5]
+```"""
+
+_KEPT = """The documents for the tokenizer: those of the corpus without those on the drop list and without cuts. Nothing is stored here.
+
+The data version covers the documents (`corpus/<data set>`), the drop list, the cuts and the rule that splits them. A cache below becomes
+stale when one of these changes, but not when other data sets have new duplicates.
 
 ```python
 from pathlib import Path
@@ -126,7 +137,7 @@ def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
 
     @dg.asset(
         key=names.kept,
-        deps=[names.documents, names.duplicates],
+        deps=[names.documents, names.duplicates, *cuts_of(registry)],
         partitions_def=keys.corpus_partitions(registry),
         kinds={"parquet"},
         code_version=Corpus.version,
@@ -156,12 +167,13 @@ def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
             code_version=f"{Duplicates.version}-{settings[:8]}",  # so that changed settings of [dedup] show as unsynced
             description=_DUPLICATES,
         ),
+        *(_cuts(registry, step) for step in REPEATS if registry.prepared(step)),
         kept,
         artifact_asset(
             registry,
             "report",
             partitions=prepared,
-            deps=[names.documents, names.duplicates],
+            deps=[names.documents, names.duplicates, *cuts_of(registry)],
             kinds={"report"},
             code_version=CorpusReport.version,
             description=_REPORT,
@@ -169,6 +181,18 @@ def _corpora(registry: Registry) -> list[dg.AssetsDefinition]:
     ]
 
 
-def _searched(registry: Registry) -> dg.AssetDep:
-    mapping = dg.SpecificPartitionsPartitionMapping(registry.prepared("dedup"))
+def _cuts(registry: Registry, step: PrepareStep) -> dg.AssetsDefinition:
+    settings = fingerprint_of({**getattr(registry, step).model_dump(exclude={"ranges"}), "order": dedup_order(registry, step)})
+    return artifact_asset(
+        registry,
+        f"repeats/{step}",
+        deps=[_searched(registry, step), names_of(registry).duplicates, *cuts_of(registry, before=step)],
+        kinds={"parquet"},
+        code_version=f"{Repeats.version}-{settings[:8]}",
+        description=_CUTS % ((step,) * 3),
+    )
+
+
+def _searched(registry: Registry, step: PrepareStep = "dedup") -> dg.AssetDep:
+    mapping = dg.SpecificPartitionsPartitionMapping(registry.prepared(step))
     return dg.AssetDep(names_of(registry).documents, partition_mapping=mapping)

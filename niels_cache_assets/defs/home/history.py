@@ -164,6 +164,8 @@ def asset_of(names: DefinitionNames, root: Path, folder: Path) -> tuple[dg.Asset
     assets = {"tokenizer": names.tokenizer, "corpus": names.documents, "duplicates": names.duplicates, **names.meta}
     parts = folder.relative_to(root).parts if folder.is_relative_to(root) else ()
     match parts:
+        case ["repeats", step]:
+            return names.assets.get(f"repeats/{step}"), None
         case [kind]:
             return assets.get(kind), None
         case [kind, name]:

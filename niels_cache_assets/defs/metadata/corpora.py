@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.corpus_report import duplicates_matrix, estimated_tokens, kept_per_split, reasons
+from niels_cache_assets.artifacts.corpus_report import cuts_table, duplicates_matrix, estimated_tokens, kept_per_split, reasons
 from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.wording import SHORT_SHA256, abbreviate, file_size, format_count, format_share
 from niels_cache_assets.corpus.layout import REPORT_NAME
@@ -108,6 +108,27 @@ def duplicates_metadata(outcome: Outcome) -> Metadata:
     }
 
 
+def cuts_metadata(outcome: Outcome) -> Metadata:
+    """Return the metadata of corpus/lines and corpus/spans."""
+    meta = outcome.meta
+    if outcome.state == "disabled":
+        return {**state_of(outcome), "note": f'no data set has prepare = [..., "{outcome.name}"]'}
+    rows = cuts_table(meta["datasets"])
+    cuts, size = (sum(row[key] for row in rows) for key in ("cuts", "bytes"))
+    return {
+        **state_of(outcome),
+        "contents": f"{format_count(cuts, 'cut')}, {file_size(size)} of text",
+        "cuts": cuts,
+        "cut_bytes": size,
+        "data_sets": table(rows),
+        "because_of": table([{"data_set": name, **pair} for name, counts in meta["datasets"].items() for pair in counts["pairs"]]),
+        "settings": json_entry(meta["settings"]),
+        "files": files_list(meta["files"]),
+        "content_sha256": meta["content_sha256"],
+        **recorded_at(outcome),
+    }
+
+
 def kept_metadata(prepared: PreparedCorpus) -> Metadata:
     """Return the metadata of corpus/kept."""
     splits = {split: count for split, count in kept_per_split(prepared).items() if split != "unknown" or count}
@@ -118,6 +139,7 @@ def kept_metadata(prepared: PreparedCorpus) -> Metadata:
         "documents": prepared.kept,
         "content_sha256": prepared.meta["content_sha256"],
         "drop_sha256": prepared.drop_sha256,
+        "cuts_sha256": json_entry(prepared.identity().get("cuts", {})),
         "dagster/uri": prepared.directory.absolute().as_uri(),
     }
 

@@ -103,15 +103,18 @@ def encode_kept(kept: Mapping[str, Any], file: str, row: int) -> str:
 
 
 def kept_columns(source: Source, tables: Siblings) -> tuple[str, ...]:
-    """Return the columns that stay with the documents of a data set, also those of its steps. Those of a mixture are those of all members.
+    """Return the columns that stay with the documents of a data set, also those of its steps.
+
+    A mixture has those of all members, and those of their cuts.
 
     Args:
         source: The table of the data set.
         tables: The pretrain tables of the configuration, by name.
     """
-    members = (tables[name] for name in getattr(source, "members", ()) if name in tables)
+    members = [tables[name] for name in getattr(source, "members", ()) if name in tables]
     with_steps = [each for table in (source, *members) for each in (table, *getattr(table, "steps", ()))]
-    return tuple(dict.fromkeys(name for each in with_steps for name in getattr(each, "keep", ())))
+    cuts = [name for table in members for name in getattr(table, "cut_columns", ())]
+    return tuple(dict.fromkeys([*(name for each in with_steps for name in getattr(each, "keep", ())), *cuts]))
 
 
 def kept_values(text: str | None) -> dict[str, Any]:

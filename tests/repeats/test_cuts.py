@@ -1,0 +1,134 @@
+"""Cuts of repeated lines in data sets: found over all of them, applied in caches, counted, explained, and stale with a reason."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
+from niels_cache_assets.artifacts.repeats import Repeats
+from niels_cache_assets.project.registry import Registry
+from niels_cache_repeats.cuts import cut_text
+from niels_cache_repeats.shown import find_cuts
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.verify import verify_cache
+from tests.helpers.builds import build_dataset, build_tokenizer, prepare_corpus
+from tests.helpers.corpora import corpus_registry
+from tests.repeats.test_lines import FOOT, PROSE
+
+NAMES = ("a", "b", "c", "d", "e")
+LINES = 'prepare = ["lines"]\nval_frac = 0.3\n'
+
+
+def five_data_sets(folder: Path, model: Path, *, settings: str = "", table: str = LINES) -> Registry:
+    """Five data sets of three pages, each with a planted line. In the last data set, one document is only this line."""
+    texts = {name: [f"{PROSE.format(row, name)}\n{FOOT}\n{PROSE.format(row, name + name)}" for row in range(3)] for name in NAMES}
+    texts["e"].append(f"\n{FOOT}\n \t")
+    return corpus_registry(folder, texts, settings=f'[tokenizer]\nmodel = "{model}"\n[build]\nthreads = 1\n{settings}', table=table)
+
+
+def search(registry: Registry, root: Path) -> Repeats:
+    for name in registry.prepared():
+        prepare_corpus(registry, name, root=root, processes=1)
+    repeats = graph(registry, root).repeats("lines")
+    materialize(repeats, notify=False)
+    return graph(registry, root).repeats("lines")
+
+
+def texts_of(registry: Registry, root: Path) -> dict[str, list[tuple[str | None, str]]]:
+    prepared = {name: open_prepared(registry, name, root=root).documents() for name in NAMES}
+    return {name: [(each.split, each.text) for batch in batches for each in batch] for name, batches in prepared.items()}
+
+
+def test_a_planted_line_stays_only_in_the_first_document_of_val(tmp_path: Path, tiny_model: Path) -> None:
+    registry = five_data_sets(tmp_path, tiny_model)
+    search(registry, tmp_path)
+    found = texts_of(registry, tmp_path)
+    assert [(name, split) for name in NAMES for split, text in found[name] if FOOT in text] == [("a", "val")]
+    assert {name: len(texts) for name, texts in found.items()} == dict.fromkeys(NAMES, 3)
+    last = open_prepared(registry, "e", root=tmp_path)
+    assert (last.kept, last.dropped["only_repeats"]) == (3, 1)
+    assert [len(document.text.split("\n")) for document in last.select(np.flatnonzero(~last.is_dropped))] == [2, 2, 2]
+    counts = last.cuts[0].counts
+    assert (counts["cut_documents"], counts["emptied"], counts["cuts"]) == (4, 1, {"line": 4, "paragraph": 0})
+    assert counts["bytes"] == 3 * (len(FOOT) + 1) + len(f"\n{FOOT}\n \t")  # also the white space of the emptied document
+    assert {(pair["because_dataset"], pair["because_split"]) for pair in counts["pairs"]} == {("a", "val")}
+
+
+def test_ranges_and_row_groups_change_no_byte(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = five_data_sets(tmp_path, tiny_model)
+    first = search(registry, tmp_path).finished()
+    assert first is not None
+    monkeypatch.setattr("niels_cache_repeats.search._ROWS_PER_GROUP", 2)
+    monkeypatch.setattr("niels_cache_repeats.lines._SEGMENT_BYTES", 300)
+    monkeypatch.setattr("niels_cache_repeats.lines._BUFFER_BYTES", 100)
+    ranged = five_data_sets(tmp_path, tiny_model, settings="[lines]\nranges = 3")
+    before = texts_of(registry, tmp_path)
+    assert materialize(graph(ranged, tmp_path).repeats("lines"), notify=False).state == "cache_hit"
+    again = materialize(graph(ranged, tmp_path).repeats("lines"), force=True, notify=False).meta
+    assert again["datasets"] == first["datasets"]
+    assert again["fingerprint"] == first["fingerprint"]
+    assert pq.ParquetFile(tmp_path / "repeats" / "lines" / "e.parquet").num_row_groups == 2
+    assert texts_of(ranged, tmp_path) == before
+
+
+def test_a_cache_has_the_cuts_in_its_lineage_and_is_stale_when_they_change(tmp_path: Path, tiny_model: Path) -> None:
+    registry = five_data_sets(tmp_path, tiny_model)
+    build_tokenizer(registry, root=tmp_path)
+    search(registry, tmp_path)
+    outcome = build_dataset(registry, "b", root=tmp_path)
+    assert outcome.meta["keep"] == ["lines_cut", "lines_cut_bytes"]
+    kept = pq.read_table(outcome.directory / "train_documents.parquet")["kept"].to_pylist()
+    assert [json.loads(each) for each in kept] == [{"lines_cut": 1, "lines_cut_bytes": len(FOOT) + 1}] * 2
+    assert not verify_cache(tmp_path)
+    changed = five_data_sets(tmp_path, tiny_model, settings="[lines]\nmax_copies = 20")
+    assert graph(changed, tmp_path).state("repeats/lines").state == "other settings"
+    with pytest.raises(NielsCacheError, match="max_copies"):
+        open_prepared(changed, "b", root=tmp_path)
+    search(changed, tmp_path)
+    state = graph(changed, tmp_path).state("pretrain/b")
+    assert state.needs_build
+    assert [FOOT in text for _, text in texts_of(changed, tmp_path)["b"]] == [True] * 3
+
+
+def test_cuts_are_explained_beside_the_copy_that_stays(tmp_path: Path, tiny_model: Path) -> None:
+    registry = five_data_sets(tmp_path, tiny_model)
+    search(registry, tmp_path)
+    (cut,) = find_cuts(registry, tmp_path, "c", "lines", count=1, seed=0, document="c-1")["cuts"]
+    assert (cut["text"], cut["because_text"].strip(), cut["because_dataset"], cut["because_split"]) == (f"{FOOT}\n", FOOT, "a", "val")
+    assert cut["before"].endswith("it is long.\n")
+    assert cut["source_id"] == "c-1"
+    assert len(find_cuts(registry, tmp_path, "e", "lines", count=3, seed=0)["cuts"]) == 3
+    with pytest.raises(NielsCacheError, match="c-7"):
+        find_cuts(registry, tmp_path, "c", "lines", count=1, seed=0, document="c-7")
+
+
+def test_without_lines_nothing_changes_and_with_them_the_corpus_stays(tmp_path: Path, tiny_model: Path) -> None:
+    plain = five_data_sets(tmp_path, tiny_model, table='prepare = ["dedup"]\nval_frac = 0.3\n')
+    assert "repeats/lines" not in graph(plain, tmp_path).keys
+    built = prepare_corpus(plain, "a", root=tmp_path, processes=1)
+    assert "cuts" not in open_prepared(plain, "a", root=tmp_path, minus_duplicates=False).identity()
+    lined = five_data_sets(tmp_path, tiny_model, table='prepare = ["dedup", "lines"]\nval_frac = 0.3\n')
+    assert prepare_corpus(lined, "a", root=tmp_path, processes=1).state == "cache_hit"
+    assert built.meta["prepare"] == ["dedup"]
+    materialize(graph(lined, tmp_path).duplicates(), notify=False)
+    with pytest.raises(NielsCacheError, match="corpus/lines"):
+        open_prepared(lined, "a", root=tmp_path)
+
+
+@pytest.mark.parametrize("prepare", [("lines", "lines"), ("dedup", "lines"), ("dedup", "spans"), ("lines", "spans")])
+def test_a_mixture_is_not_compared_with_its_members(tmp_path: Path, prepare: tuple[str, str]) -> None:
+    mixture = f'[pretrain.mix]\nsource = "interleave"\nmembers = {{ a = 1.0 }}\nprepare = ["{prepare[0]}"]'
+    with pytest.raises(NielsCacheError, match="mix and its member a"):
+        corpus_registry(tmp_path, {"a": ["text"]}, settings=mixture, table=f'prepare = ["{prepare[1]}"]\n')
+
+
+@pytest.mark.parametrize(("starts", "ends"), [([1], [2]), ([0], [9]), ([4, 2], [5, 3]), ([0, 2], [3, 4])])
+def test_places_that_do_not_fit_a_text_are_refused(starts: list[int], ends: list[int]) -> None:
+    assert cut_text("éabc", [0, 3], [2, 4]) == "ac"
+    with pytest.raises(ValueError, match=r"places|utf-8"):
+        cut_text("éabc", starts, ends)
