@@ -61,7 +61,7 @@ def per_second(work: Callable[[Any], object], given: list[Any], megabytes: float
 
 def measure(number: int) -> dict[str, float]:
     """Return the megabytes per core-second of each step, and the number of kept documents."""
-    from niels_cache_assets.base.documents import Document
+    from niels_cache_assets.base.documents import Document, DocumentBatch
     from niels_cache_assets.cleaning.settings import CleaningSettings
     from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk
     from niels_cache_assets.sources.jsonl import Jsonl
@@ -73,7 +73,7 @@ def measure(number: int) -> dict[str, float]:
     work = ChunkWork(source=Jsonl(files=["web.jsonl"]), seed=1, cleaning=settings, signer=None)
 
     def clean(start: int) -> int:
-        return len(work(CorpusChunk(start, documents[start : start + CHUNK])).rows)
+        return work(CorpusChunk(start, DocumentBatch.of(documents[start : start + CHUNK]))).counts.report.kept
 
     def size(given: list[Document]) -> float:
         return sum(len(document.text.encode()) for document in given) / 1e6

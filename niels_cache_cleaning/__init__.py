@@ -11,5 +11,5 @@
     profiles.py      a step that makes the decisions of datatrove's filters, which profile_words.py and profile_kernels.py help
 
 It uses `niels_cache_assets`, which has the settings, the counts and the report of cleaning, and loads these modules by name
-(`niels_cache_assets.cleaning.load_cleaning`). Nothing imports this package.
+(`niels_cache_assets.base.beside.load_beside`). Nothing imports this package.
 """

@@ -15,8 +15,11 @@ from niels_cache_cleaning.fasttext_files import check_model
 from niels_cache_runtime.errors import NielsCacheError, did_you_mean
 
 DIGITS = 6  # of a score, which the reference program prints too; the last bits depend on the processor
+MAX_MEGABYTES = 4000
+LABEL_PREFIX = "__label__"
 _END = "</s>"  # the word that stands for the end of a line, where the reference program stops reading
 _END_WORD = re.compile(rf"(?<![^ \r\t\v\f\0]){_END}(?![^ \r\t\v\f\0])")
+_BLANKS = re.compile(r"[ \t\r\v\f\0]+")
 
 
 @step(version=1, identity="version")
@@ -32,11 +35,12 @@ class FastText:
 
     Attributes:
         file_settings: The settings that are paths.
+        label: The label.
     """
 
     file_settings = ("model",)
 
-    def __init__(self, model: str, label: str, max_megabytes: float = 4000) -> None:
+    def __init__(self, model: str, label: str, max_megabytes: float = MAX_MEGABYTES) -> None:
         """Load the model.
 
         Args:
@@ -53,7 +57,7 @@ class FastText:
             raise NielsCacheError(
                 f"{path}: has {megabytes:,.0f} MB, more than max_megabytes = {max_megabytes:g}; raise it if you trust the file"
             )
-        self._model, self._label = load_model(path), label
+        self._model, self.label = load_model(path), label
         labels = self._model.get_labels()
         if label not in labels:
             hint = did_you_mean(label, labels, f"choose from {', '.join(labels[:20])}")
@@ -66,7 +70,7 @@ class FastText:
     def score(self, text: str) -> float:
         """Return the score of a text."""
         found = self._model.f.predict(f"{one_line(text)}\n", -1, 0.0, "replace")
-        return round(next((float(share) for share, label in found if label == self._label), 0.0), DIGITS)
+        return round(next((float(share) for share, label in found if label == self.label), 0.0), DIGITS)
 
 
 def one_line(text: str) -> str:
@@ -77,16 +81,26 @@ def one_line(text: str) -> str:
     return line if line.isascii() else line.encode(errors="replace").decode()
 
 
+def words_of(text: str) -> str:
+    """Return the words of `one_line` that count for a classifier, with one blank between them.
+
+    The reference program skips words that begin as its labels do: in a text that is scored, but not in one that it learns from, where they
+    would be labels. Two texts with the same result have the same score.
+    """
+    line = one_line(text)
+    words = _BLANKS.split(line)
+    if LABEL_PREFIX in line:
+        words = [word for word in words if not word.startswith(LABEL_PREFIX)]
+    return " ".join(filter(None, words))
+
+
 def load_model(path: Path) -> Any:
     """Load a supervised model with fastText.
 
     Raises:
         NielsCacheError: If fastText is not installed, cannot read the file, or the model is not supervised.
     """
-    try:
-        import fasttext
-    except ImportError as error:
-        raise NielsCacheError("FastText needs fasttext-community; install it: pip install 'niels-cache[classifier]'") from error
+    fasttext = import_fasttext()
     check_model(path)
     try:
         return fasttext.load_model(str(path))
@@ -94,3 +108,16 @@ def load_model(path: Path) -> Any:
         raise NielsCacheError(
             f"{path}: fastText cannot load the model ({type(error).__name__}: {error}); train or copy it again"
         ) from error
+
+
+def import_fasttext() -> Any:
+    """Return the module `fasttext`.
+
+    Raises:
+        NielsCacheError: If it is not installed.
+    """
+    try:
+        import fasttext
+    except ImportError as error:
+        raise NielsCacheError("FastText needs fasttext-community; install it: pip install 'niels-cache[classifier]'") from error
+    return fasttext

@@ -69,8 +69,8 @@ def short_proofs() -> Iterator[None]:
 
 @pytest.fixture
 def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pages have the titles of pictures only. matplotlib takes 10 to 60 ms for a picture, which tests/reports look at."""
-    monkeypatch.setattr("niels_cache_assets.reports.page.as_svg", lambda picture, of: Markup("<svg>{}: {}</svg>").format(of, picture.title))
+    """Let pages have the titles of pictures only. matplotlib takes 10 to 60 ms for a picture; tests/reports and tests/pages draw them."""
+    monkeypatch.setattr("niels_cache_pages.page.as_svg", lambda picture, of: Markup("<svg>{}: {}</svg>").format(of, picture.title))
 
 
 @pytest.fixture

@@ -379,7 +379,7 @@ class Corpus(RootArtifact):
             return self._write(context, work)
 
     def _write(self, context: StreamContext, work: BuildJob) -> WriteResult:
-        from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, new_report, source_chunks
+        from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk, CorpusCounts, new_report, source_chunks
         from niels_cache_assets.dedup.signatures import Signer
 
         registry, name, source = self.registry, self.name, self.source
@@ -398,7 +398,7 @@ class Corpus(RootArtifact):
         counts = CorpusCounts.from_state(done.counts) if done.counts else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
         resumed_characters = counts.before.characters
         recorded_bytes, most_bytes = counts.before.bytes, TEXT_BYTES_PER_RECORD * processes
-        ends = deque[BuildPosition]()
+        ends = deque[tuple[BuildPosition, CorpusChunk]]()
         chunks = source_chunks(self.stream, context, done.reached, ends)
         with (
             CorpusWriter(
@@ -421,9 +421,9 @@ class Corpus(RootArtifact):
             ) as results,
         ):
             for chunk in results:
-                finished_file = writer.write(chunk.rows, chunk.hashes, chunk.signatures)
+                reached, given = ends.popleft()
+                finished_file = writer.write(chunk.rows(given), chunk.hashes, chunk.signatures)
                 counts.add(chunk.counts)
-                reached = ends.popleft()
                 if journal.due(0) or finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
                     recorded_bytes = counts.before.bytes
                     state = _CorpusState(counts=counts.state(), reached=reached)

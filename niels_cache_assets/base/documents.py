@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
@@ -131,6 +132,12 @@ class DocumentBatch:
     def with_objects(self) -> DocumentBatch:
         """Return the batch with an object array of str for each column of strings."""
         return replace(self, text=as_objects(self.text), source_id=as_objects(self.source_id), file=as_objects(self.file))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        columns = {name: getattr(self, name) for name in self.__slots__}
+        if not isinstance(self.text, Strings):
+            columns["text"] = Strings.of(self.text.tolist()) or self.text  # lone surrogates cross as objects
+        return partial(DocumentBatch, **columns), ()
 
     def __len__(self) -> int:
         return len(self.row)

@@ -4,17 +4,23 @@ An item is in flight from the start of its work until its result is yielded. Enc
 Therefore long items in flight are also limited by their characters.
 """
 
+import ctypes
+import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import struct
+import sys
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -29,6 +35,9 @@ _END_SECONDS = 5.0  # for watched workers to end by themselves, because the code
 _SPAWN = multiprocessing.get_context("spawn")
 _MARK = struct.Struct("dqqq")
 _HASH_SEED = "PYTHONHASHSEED"
+_SHARED_BYTES = 4_000_000  # for items, and for results: more than usual chunks have
+_Block = ctypes.c_char * _SHARED_BYTES
+_ALIGNMENT = 64  # of buffers, as Arrow recommends
 _IN_FLIGHT_PER_WORKER = 2  # one running, one waiting, so that no worker waits for the caller
 
 Item = TypeVar("Item")
@@ -139,20 +148,63 @@ class CallMark:
         return _MARK.unpack_from(self._memory)
 
 
+class _Channel:
+    """One end of the connection between the caller and a worker, on which objects cross.
+
+    What pickle can leave out of an object, its arrays and Arrow columns, crosses in memory that both processes have, if it fits, and all
+    else in the pipe. The memory has no name, so nothing is left of it when both have ended, in whatever way. The columns of an item are
+    views of it, and must be gone before the next item.
+    """
+
+    def __init__(self, connection: Connection, shared: Any, *, is_caller: bool) -> None:
+        self._connection = connection
+        self._out, self._in = (_Block.from_buffer(shared, start) for start in (0, _SHARED_BYTES)[:: 1 if is_caller else -1])
+        self._keep: Callable[[memoryview], Any] = bytes if is_caller else memoryview  # results stay longer than the next item
+        self._received: Callable[[], Any] = lambda: None
+        self.may_share = True
+
+    def send(self, item: Any) -> None:
+        buffers = list[pickle.PickleBuffer]()
+        content, memory = pickle.dumps(item, 5, buffer_callback=buffers.append), memoryview(self._out).cast("B")
+        parts = [each.raw() for each in buffers]
+        ends = [0, *accumulate(-(-len(part) // _ALIGNMENT) * _ALIGNMENT for part in parts)]
+        if not self.may_share or ends[-1] > _SHARED_BYTES:
+            content, parts = pickle.dumps(item, 5), []
+        places = [(start, start + len(part)) for start, part in zip(ends, parts, strict=False)]
+        for (start, stop), part in zip(places, parts, strict=True):
+            memory[start:stop] = part
+        self._connection.send(places)
+        self._connection.send_bytes(content)
+
+    def receive(self) -> Any:
+        block = _Block.from_buffer(self._in)  # which lives as long as a view
+        self._received, memory = weakref.ref(block), memoryview(block).cast("B").toreadonly()
+        parts = [self._keep(memory[start:stop]) for start, stop in self._connection.recv()]
+        return pickle.loads(self._connection.recv_bytes(), buffers=parts)
+
+    def is_in_use(self) -> bool:
+        """Return whether there is a view of the object that was received last."""
+        if self._received() is not None:
+            gc.collect()
+        return self._received() is not None
+
+
 class _Worker:
     """A worker process, and the caller's end of its connection."""
 
     def __init__(self, function: Callable[..., Any], watched: Connection, *, is_watched: bool) -> None:
         self._function, self._watched = function, watched
-        self._shared = _SPAWN.RawArray("b", _MARK.size) if is_watched else None
+        self._shared = _SPAWN.RawArray("b", 2 * _SHARED_BYTES), _SPAWN.RawArray("b", _MARK.size) if is_watched else None
         self.start()
 
     def start(self) -> None:
         self.connection, there = _SPAWN.Pipe()
-        self.mark = None if self._shared is None else CallMark(self._shared)
+        memory, mark = self._shared
+        self.channel = _Channel(self.connection, memory, is_caller=True)
+        self.mark = None if mark is None else CallMark(mark)
         if self.mark is not None:
             self.mark(0, 0, 0)  # what a worker before this one has left
-        self.process = _SPAWN.Process(target=_serve_items, args=(self._function, there, self._watched, self._shared))
+        self.process = _SPAWN.Process(target=_serve_items, args=(self._function, there, self._watched, *self._shared))
         # The worker inherits the mask, so that Ctrl-C does not end it while it begins.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         # The code of a user must not depend on the hashes of strings, and shows if it does only if they differ.
@@ -225,12 +277,13 @@ def map_in_processes(
     def run_in_worker(item: Item) -> Result:
         worker = free.get()
         try:
-            worker.connection.send(item)
+            worker.channel.send(item)
             while (call := worker.overdue_call()) is not None:
                 worker.restart()
                 item = function.skip_call(item, *call, has_ended=False)  # type: ignore[union-attr]
-                worker.connection.send(item)
-            error, result = worker.connection.recv()
+                worker.channel.send(item)
+            error, result, is_in_use = worker.channel.receive()
+            worker.channel.may_share &= not is_in_use  # then for good
         except (EOFError, OSError) as gone:
             if worker.mark is not None and (mark := worker.mark.read())[0]:
                 function.skip_call(item, *mark[2:], has_ended=True)  # type: ignore[union-attr]
@@ -267,19 +320,24 @@ def map_in_processes(
         threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _serve_items(function: Callable[..., Result], caller: Connection, watched: Connection, shared: Any) -> None:
-    """Answer each item of the caller with (None, result) or (error, None), until the caller closes the connection.
+def _serve_items(function: Callable[..., Result], caller: Connection, watched: Connection, shared: Any, mark: Any) -> None:
+    """Answer each item of the caller with a result or an error, until the caller closes the connection.
 
-    Interrupts are ignored. The process ends at once when `watched` closes.
+    Interrupts are ignored, and what the work prints goes to stderr. The process ends at once when `watched` closes.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
     when_closed(watched, lambda: os._exit(1))
-    work = function if shared is None else partial(function, mark=CallMark(shared))
+    work = function if mark is None else partial(function, mark=CallMark(mark))
+    channel = _Channel(caller, shared, is_caller=False)
     with suppress(EOFError):
         while True:
-            item = caller.recv()
+            item = channel.receive()
             try:
-                caller.send((None, work(item)))
+                result = work(item)
+                del item
+                channel.send((None, result, channel.is_in_use()))
             except Exception as error:
                 error.add_note(traceback.format_exc())
-                caller.send((error, None))
+                channel.send((error, None, True))

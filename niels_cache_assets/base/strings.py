@@ -39,24 +39,23 @@ class Strings:
     @classmethod
     def of(cls, strings: Sequence[str]) -> Strings | None:
         """Return a column of Python strings, or None if one of them is not valid Unicode."""
-        import pyarrow as pa
-
-        joined = "".join(strings)
         try:
-            content = joined.encode()
+            contents = [string.encode() for string in strings]  # faster than to encode all of them joined, unless they are ASCII
         except UnicodeEncodeError:
             return None
-        sizes = map(len, strings) if len(content) == len(joined) else (len(string.encode()) for string in strings)
-        offsets = np.zeros(len(strings) + 1, np.int64)
-        np.cumsum(np.fromiter(sizes, np.int64, len(strings)), out=offsets[1:])
-        return cls.of_buffers(pa.py_buffer(content), offsets)
+        offsets = np.zeros(len(contents) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, contents), np.int64, len(contents)), out=offsets[1:])
+        return cls.of_buffers(b"".join(contents), offsets)
 
     @classmethod
-    def of_buffers(cls, content: pa.Buffer, offsets: Ints) -> Strings:
+    def of_buffers(cls, content: Any, offsets: Ints) -> Strings:
         """Return a column of the strings between the offsets, (n + 1,), in a buffer of valid UTF-8."""
         import pyarrow as pa
 
-        return cls(pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(np.ascontiguousarray(offsets)), content))
+        return cls(pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(content)))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # as arrays, which pickle need not copy
+        return Strings.of_buffers, self.buffers()
 
     @property
     def rows(self) -> Ints:

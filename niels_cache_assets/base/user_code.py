@@ -9,6 +9,7 @@ the module. Hashing takes 17 ms for a thousand lines, once in a process unless a
 import ast
 import hashlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -67,6 +68,16 @@ def load_code(name: str, *, group: str, folder: str, where: str) -> Callable[...
             f"{where}: {path!r} is not a function or class at the top of a module (no lambda, closure or object); define one"
         )
     return target
+
+
+def describe_error(error: BaseException, caller: str) -> str:
+    """Return an error of a user's code, and the last line of the code that led to it, in one line. `caller` is our file that called it."""
+    if isinstance(error, NielsCacheError):
+        return str(error)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != caller]
+    own = [frame for frame in frames if Path(frame.filename).parent == Path(frames[0].filename).parent]  # not of libraries
+    where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.300}{where}"
 
 
 def code_identity(target: Callable[..., Any], settings: Mapping[str, Any], files: Sequence[str | Path] = ()) -> Identity:

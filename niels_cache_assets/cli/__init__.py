@@ -29,7 +29,15 @@ from importlib import import_module
 
 from niels_cache_assets.base.processes import InterruptRequested
 from niels_cache_assets.cli.command import BROKEN_PIPE, BUG, DONE, FAILED, INTERRUPTED, WRONG_USE, exit_code
-from niels_cache_assets.cli.console import Verbosity, ignore_output_errors, print_error, print_if_verbose, redirect_to_null, set_verbosity
+from niels_cache_assets.cli.console import (
+    Verbosity,
+    ignore_output_errors,
+    keep_for_results,
+    print_error,
+    print_if_verbose,
+    redirect_to_null,
+    set_verbosity,
+)
 from niels_cache_assets.cli.parser import import_command, parse_arguments
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -96,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     try:
-        code = import_command(arguments.command).run(arguments) or DONE
+        with keep_for_results():
+            code = import_command(arguments.command).run(arguments) or DONE
     except ModuleNotFoundError as error:
         if str(error.name).startswith("niels_cache"):
             raise

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from dataclasses import is_dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -30,6 +30,7 @@ ELLIPSIS = "…"
 Verbosity = Literal["quiet", "normal", "verbose"]
 
 _verbosity: ContextVar[Verbosity] = ContextVar("verbosity", default="normal")
+_kept: list[IO[str]] = []  # of commands that run, stdout as they found it
 _SHRUNK_WIDTH = 6
 _PIPE_WIDTH = 240  # for a file or pipe, which has no width; tables are only as wide as their content
 
@@ -68,9 +69,25 @@ def print_log_line(console: Console, line: str, *, style: str | None = None) -> 
         redirect_to_null(console.file)
 
 
+@contextmanager
+def keep_for_results() -> Iterator[None]:
+    """Keep stdout for the results of the command: what other code prints in the block, such as a user's, goes to stderr."""
+    _kept.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _kept.pop()
+
+
+def stdout() -> IO[str]:
+    """Return the stream for results."""
+    return _kept[-1] if _kept else sys.stdout
+
+
 def print_json(value: Any) -> None:
     """Print JSON on stdout: ASCII, indented by two spaces. Paths become strings, NumPy arrays lists, and dataclasses tables."""
-    print(json.dumps(value, indent=2, default=_plain))
+    print(json.dumps(value, indent=2, default=_plain), file=stdout())
 
 
 def print_facts(arguments: argparse.Namespace, facts: Mapping[str, Any]) -> bool:
@@ -112,8 +129,9 @@ def output() -> Console:
 
     The console highlights nothing by itself, ignores markup in names, and escapes characters that stdout cannot encode.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
+    stream = stdout()
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="backslashreplace")
     return _console(stderr=False, quiet=False)
 
 
@@ -157,8 +175,11 @@ def _console(*, stderr: bool, quiet: bool) -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # main() handles this error; Rich would exit with 1, and 1 means a failed build here
 
-    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return LineConsole(quiet=quiet, stderr=stderr, highlight=False, markup=False, emoji=False, width=None if is_terminal else _PIPE_WIDTH)
+    file = None if stderr else stdout()
+    is_terminal = (file or sys.stderr).isatty()
+    return LineConsole(
+        quiet=quiet, stderr=stderr, file=file, highlight=False, markup=False, emoji=False, width=None if is_terminal else _PIPE_WIDTH
+    )
 
 
 def new_table(*columns: str, right: Collection[str] = (), shrinking: Collection[str] = ()) -> Table:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.base.processes import InterruptRequested, stop_on_signals
 from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.cli.command import BUG, BUSY, DONE, TERMINATED, WHERE, BuildFailedError, exit_code
-from niels_cache_assets.cli.console import PROGRAM, diagnostics, ignore_output_errors, print_error
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, ignore_output_errors, print_error, stdout
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_runtime.errors import NielsCacheError
@@ -57,8 +57,8 @@ class JsonLines:
     def write_event(self, event: str, **values: Any) -> None:
         """Print one line on stdout."""
         line = json.dumps({"event": event, "key": self.key, **values}, default=os.fspath)
-        with ignore_output_errors(sys.stdout):
-            print(line, flush=True)
+        with ignore_output_errors(stdout()):
+            print(line, file=stdout(), flush=True)
 
     def log(self, message: str) -> None:
         self.write_event("log", message=message)
@@ -205,7 +205,7 @@ def ready_dataset(artifacts: Graph, name: str, lines: JsonLines) -> JoinedCache:
     _require_switched_on(registry, name)
     source = registry.pretrain[name]
     if source.corpus_parts > 1 and not source.is_in_parts:
-        problem = "has prepare, so its corpus is in parts, and not its cache; add --corpus, or set tokens_in_parts"
+        problem = "has prepare or steps, so its corpus is in parts, and not its cache; add --corpus, or set tokens_in_parts"
         raise NielsCacheError(f"{registry.origin}: {name} {problem}")
     sealed = artifacts.sealed(name)
     sealed.unavailable()

@@ -7,21 +7,13 @@
     corpus_text.py  the documents of a corpus as text
     hf.py           a cache as a `datasets.Dataset`
 
-The formats are in the package `niels_cache_formats`, one module each. It uses what is here, and nothing imports it: a module is loaded by
-its name when it is needed.
+The formats are in the package `niels_cache_formats`, one module each. It uses what is here, and its modules are loaded by name
+(base/beside.py).
 
 EOT (the end-of-text token) stays after each document, as in the cache. Only in the files for llm.c it comes before each document. An export
 copies tokens without looking at their values, so it takes as long as reading and writing the tokens, and a few megabytes of memory. Nothing
 is tokenized again. The command line is not handled here.
 """
 
-from importlib import import_module
-from types import ModuleType
-
 FORMATS = ("megatron", "nanogpt", "llmc", "datatrove", "olmo", "npy")
 """The formats of tokens that `export` writes. Each has a module of this name in `niels_cache_formats`."""
-
-
-def load_format(name: str) -> ModuleType:
-    """Return a module of `niels_cache_formats`, which is imported if it was not."""
-    return import_module(f"niels_cache_formats.{name}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from niels_cache_assets.exchange import load_format
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.exchange.replacing import ExportTarget
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import ExportPlan, Unit, list_unit
@@ -79,7 +79,7 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     Raises:
         NielsCacheError: If the cache cannot be opened, if there is nothing to export, or if the format does not have one of the settings.
     """
-    format: ExportFormat = load_format(settings.format).FORMAT
+    format: ExportFormat = load_beside("formats", settings.format).FORMAT
     folders = {split: directory / split for split in settings.splits}
     opened = [ExportSplit(name=name, split=split, folder=each, opened=open_split(each, doc_ends=True)) for split, each in folders.items()]
     max_bytes = _max_bytes(format, settings, opened[0].dtype)

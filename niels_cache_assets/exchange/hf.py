@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.exchange import load_format
+from niels_cache_assets.base.beside import load_beside
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -36,9 +36,9 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
         NielsCacheError: If the data set does not exist (the message names the most similar one), is not built or has a different tokenizer,
             if the split is unknown, or if T is below 1 or longer than a pretrain split.
     """
-    return load_format("hf").open_rows(name, split, T, cache_dir)
+    return load_beside("formats", "hf").open_rows(name, split, T, cache_dir)
 
 
 def __getattr__(name: str) -> Any:
     """Return what is in the other module now: pickles of a Dataset made by 1.0.0 name it here."""
-    return getattr(load_format("hf"), name)
+    return getattr(load_beside("formats", "hf"), name)

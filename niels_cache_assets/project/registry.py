@@ -461,12 +461,16 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
 def _kind(family: Family, name: str, origin: _Origin, label: str) -> type[Source]:
     """Return the schema of the tables with this `source`, which may be the user's own."""
     kinds, where = SOURCES[family], origin.of(label, "source")
-    if name not in kinds and family == "pretrain":
+    if name not in kinds:
         from niels_cache_assets.sources import own
 
+        if own.is_own(name) and family == "sft":
+            raise NielsCacheError(
+                f"{where}: [{label}] source: {name!r} is your own code, which only pretrain data sets can have; "
+                'write the conversations to JSON Lines, and set source = "chat_jsonl"'
+            )
         if own.is_own(name):
             return own.own_kind(name, folder=os.path.abspath(origin.base_dir), where=f"{where}: [{label}] source")
-    if name not in kinds:
         raise_unknown_choice(where, f"[{label}] has an unknown source", name, kinds)
     return kinds[name]
 

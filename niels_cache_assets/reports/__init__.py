@@ -1,10 +1,9 @@
-"""Reports about the content of caches. Nothing here imports Dagster.
+"""The report about the content of all caches, as data. Nothing here imports Dagster or changes a cache.
 
-    cache.py      all caches         tuning.py    facts that help to choose the limits of a data set
-    history.py    the records of Dagster (defs/home/history.py reads them)
-    markdown.py, page.py (page.html, page.css)   the output; page.py draws the plots
+    cache.py     all caches
+    history.py   the records of Dagster (defs/home/history.py reads them)
 
-Nothing here changes a cache. Only pages show the current time.
+Pages and pictures are in the package `niels_cache_pages`. Only pages show the current time.
 """
 
 from pathlib import Path

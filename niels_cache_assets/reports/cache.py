@@ -1,7 +1,7 @@
 """The report `reports/cache` about all caches below a cache root, with Dagster's records and the mixtures that runs would read.
 
 A report takes the small reads of artifacts/state.py and facts/mixture.py, and reads 8 bytes for each document of pretrain caches
-(inspection/shared_texts.py). No file is hashed, and the network is not used. markdown.py and page.py write the report as text.
+(inspection/shared_texts.py). No file is hashed, and the network is not used. `niels_cache_pages` writes the report as text.
 """
 
 from collections import Counter

@@ -19,10 +19,10 @@ from pydantic import Field, PositiveInt, create_model, model_validator
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.fingerprint import Identity
-from niels_cache_assets.base.user_code import code_identity, load_code
-from niels_cache_assets.sources.errors import first_line
+from niels_cache_assets.base.user_code import code_identity, describe_error, load_code
+from niels_cache_assets.sources.errors import first_line, without_secrets
 from niels_cache_assets.sources.reading.file_source import GroupedFiles
-from niels_cache_assets.sources.reading.files import ITEM, SourceFile, files_digest
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import batched, row_id, row_title
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, Siblings, Source, StreamContext
@@ -48,6 +48,16 @@ class OwnCode(Source):
         return _restore, (self.source, self._folder, self.__getstate__())
 
 
+class _Item(SourceFile):
+    """A numbered item, which is no file."""
+
+    def size(self) -> int:
+        return 1  # so that parts have the same number of items
+
+    def digest(self) -> str:
+        return ""
+
+
 class FunctionSource(GroupedFiles):
     """Documents of a function. Give `files` or `items`."""
 
@@ -69,7 +79,7 @@ class FunctionSource(GroupedFiles):
 
     def groups(self) -> list[list[SourceFile]]:
         if self.items:
-            return [[SourceFile(f"{ITEM}{number}", str(number)) for number in range(self.items)]]
+            return [[_Item("", str(number)) for number in range(self.items)]]
         return super().groups()
 
     def readable_files(self) -> list[SourceFile]:
@@ -102,7 +112,7 @@ class FunctionSource(GroupedFiles):
                 raise
             except Exception as error:
                 where = f"{file.name}: row {position.row}: {self.source}"
-                raise NielsCacheError(f"{where} raised {type(error).__name__}: {first_line(error)}; correct it") from error
+                raise NielsCacheError(f"{where} raised {without_secrets(describe_error(error, __file__))}; correct it") from error
 
 
 def _as_document(given: Any, file: str, row: int) -> Document:

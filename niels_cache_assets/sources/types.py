@@ -360,7 +360,7 @@ class PretrainSource(Source):
     parts: PositiveInt = 1
     """Number of parts, which several processes can build in parallel"""
     tokens_in_parts: bool = False
-    """With `parts` and `prepare`: also build the cache in parts, one per corpus part."""
+    """With `parts` and `prepare` or `steps`: also build the cache in parts, one per corpus part."""
     exclude: ConfigPath | None = None
     """File that lists documents to leave out: one source id or JSON string per line"""
     exclude_must_match: bool = False
@@ -588,7 +588,7 @@ class SourceWithParts(PretrainSource):
         if self.has_corpus:
             if self.added:
                 raise ValueError(
-                    "added keeps val and all tokens as they are, but prepare compares and splits all documents together; put new files "
+                    "added keeps val and all tokens as they are, but with prepare or steps all documents are split together; put new files "
                     "into `files`, or make a data set of them"
                 )
             if self.tokens_in_parts and self.decontaminate != "off":
@@ -598,7 +598,7 @@ class SourceWithParts(PretrainSource):
                 )
             return
         if self.tokens_in_parts:
-            raise ValueError("tokens_in_parts does nothing without prepare, because the tokens are in parts already; remove it")
+            raise ValueError("tokens_in_parts does nothing without prepare or steps, because the tokens are in parts already; remove it")
         for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
             if tokens and tokens < self.parts:
                 raise ValueError(f"{key} = {tokens} is fewer than one token for each of {self.parts} parts; raise it, or lower parts")
@@ -634,9 +634,10 @@ class SftSource(Source):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_parts(cls, table: Any) -> Any:
-        if isinstance(table, Mapping) and "parts" in table:
-            raise ValueError("parts is for pretrain data sets only; remove it")
+    def _only_for_pretrain(cls, table: Any) -> Any:
+        for key, advice in (("parts", "remove it"), ("steps", "change or drop conversations in the files, before the build")):
+            if isinstance(table, Mapping) and key in table:
+                raise ValueError(f"{key} is for pretrain data sets only; {advice}")
         return table
 
     def shown_settings(self) -> dict[str, Any]:

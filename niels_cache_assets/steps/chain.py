@@ -6,15 +6,17 @@ in worker processes, each call is marked before it begins, so that the parent ca
 """
 
 import re
-import traceback
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.documents import Document, describe_origin
 from niels_cache_assets.base.fingerprint import Identity
-from niels_cache_assets.cleaning import load_cleaning
+from niels_cache_assets.base.strings import Objects, Strings
+from niels_cache_assets.base.user_code import describe_error
 from niels_cache_assets.cleaning.report import EXCERPT_CHARACTERS, CleaningReport, RejectedDocument
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.sources.reading.files import valid_unicode
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DROPPED, FAILED, TOO_SLOW = "step", "step_failed", "step_too_slow"  # drop reasons, before the name of the step
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _REASON = re.compile(r"[\w ,.()/-]{1,80}")
-_MOST_REASONS = 100
 _FIELDS = ("text", "title", "source_id", "file", "row")  # columns of a batch
 _NO_SCORES = {*_FIELDS, "drop"}
 
@@ -47,6 +49,8 @@ class ChainRun:
     Attributes:
         report: The counts.
         outcomes: The documents, or their rejections. Steps replace them.
+        given: The documents before the first step, or none.
+        texts: Their texts. If this is an Arrow column, batch steps get views of it.
         columns: The columns that steps have returned, by the index of the document.
         mark: Called before each call of a user's step; see `base.parallel.CallMark`.
         skipped: Calls that took too long when these documents ran before.
@@ -56,11 +60,23 @@ class ChainRun:
 
     report: CleaningReport
     outcomes: list[Outcome]
+    given: Sequence[Document] = ()
+    texts: Strings | Objects | None = None
     columns: dict[int, dict[str, Any]] = field(default_factory=dict)
     mark: Callable[[int, int, float], None] = lambda place, step, seconds: None
     skipped: Sequence[SkippedCall] = ()
     batch: int = 256
     is_trial: bool = False
+
+    def arrow_texts(self, group: Sequence[tuple[int, Document]]) -> "pa.Array":
+        """Return the texts of some documents: a view, if they are consecutive and no step has changed them."""
+        import pyarrow as pa
+
+        first, last = group[0][0], group[-1][0]
+        are_given = self.given and last - first < len(group) and all(each.text is self.given[place].text for place, each in group)
+        if are_given and isinstance(self.texts, Strings):
+            return self.texts[first : last + 1].arrow().cast(pa.string())
+        return _arrow_strings([each.text for _, each in group])
 
     def documents(self) -> Iterator[tuple[int, Document]]:
         """Yield the documents that are left, with their indices."""
@@ -132,7 +148,7 @@ class DocumentChain:
         kinds = self.cleaning.mask if self.cleaning is not None else ()
         if not kinds:
             return named
-        mask = load_cleaning("masks").mask
+        mask = load_beside("cleaning", "masks").mask
         return named._replace(text=mask(named.text, kinds)[0], title=named.title and mask(named.title, kinds)[0])
 
     @cached_property
@@ -202,14 +218,13 @@ class _UserStep:
 
     def __init__(self, number: int, use: StepUse) -> None:
         self.title, self._number, self._use = use.title, number, use
-        self._reasons = set[str]()
         target = load_step(use)
         self._is_batch, self._is_stateful = getattr(target, "batch", False), getattr(target, "stateful", False)
         try:
             settings = {**use.settings, **file_settings(use, target)}
             self._call = target(**settings) if isinstance(target, type) else partial(target, **settings) if settings else target
         except Exception as error:
-            raise NielsCacheError(f"step {self.title}: cannot be created: {_describe_error(error)}") from error
+            raise NielsCacheError(f"step {self.title}: cannot be created: {describe_error(error, __file__)}") from error
         if not callable(self._call):
             raise NielsCacheError(f"step {self.title}: the class has no __call__(self, document); add it")
 
@@ -218,11 +233,6 @@ class _UserStep:
         for start in range(0, len(documents), size):
             self._run_group(documents[start : start + size], run)
         run.mark(0, 0, 0)
-        if len(self._reasons) > _MOST_REASONS:  # each is counted, and has examples
-            some = min(self._reasons)
-            raise NielsCacheError(
-                f"step {self.title}: has over {_MOST_REASONS} reasons, such as {some!r}; give numbers as the value of Drop"
-            )
 
     def _run_group(self, group: Sequence[tuple[int, Document]], run: ChainRun) -> None:
         """Run the step for some documents together: for one document, unless the step takes batches."""
@@ -235,19 +245,20 @@ class _UserStep:
                 self._run_singly(group, run)
             return
         try:
-            argument = self._as_batch([each for _, each in group]) if self._is_batch else document  # loads pyarrow before the time counts
+            argument = self._as_batch(group, run) if self._is_batch else document  # loads pyarrow before the time counts
             run.mark(*call, self._use.seconds_per_document * count)
             returned = self._call(argument)
             results = self._results(returned, count) if self._is_batch else (returned,)
             for (place, each), result in zip(group, results, strict=True):
                 if result is not each:
                     run.outcomes[place] = self._outcome(each, result, run.columns.setdefault(place, {}))
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+                raise  # workers ignore Ctrl-C, so there the step has raised it
             if may_repeat := count > 1 and not self._is_stateful:
                 self._run_singly(group, run)  # finds the document; state would count twice
-            problem = (
-                f"{describe_origin(document)}{'' if count == 1 else ' and later documents'}: step {self.title}: {_describe_error(error)}"
-            )
+            others = "" if count == 1 else " and later documents"
+            problem = f"{describe_origin(document)}{others}: step {self.title}: {describe_error(error, __file__)}"
             if self._use.on_error == "stop" or (count > 1 and not may_repeat):
                 raise NielsCacheError(problem) from error
             if count == 1:
@@ -257,12 +268,12 @@ class _UserStep:
         for each in group:
             self._run_group([each], run)
 
-    def _as_batch(self, documents: Sequence[Document]) -> "pa.RecordBatch":
+    def _as_batch(self, group: Sequence[tuple[int, Document]], run: ChainRun) -> "pa.RecordBatch":
         import pyarrow as pa
 
-        columns = {name: pa.array([getattr(each, name) for each in documents]) for name in _FIELDS}
-        columns["title"] = columns["title"].cast(pa.string())  # of nulls alone
-        return pa.RecordBatch.from_pydict(columns)
+        _, source_id, file, row, title, *_ = zip(*(each for _, each in group), strict=True)
+        columns = [run.arrow_texts(group), *map(_arrow_strings, (title, source_id, file)), pa.array(row)]
+        return pa.RecordBatch.from_arrays(columns, _FIELDS)
 
     def _results(self, returned: Any, count: int) -> list[Any]:
         """Return the result for each document of a batch, as a step without batches would return it."""
@@ -281,8 +292,9 @@ class _UserStep:
                 raise _ResultError("it changes more than text and title; return document._replace(text=...)")
             if type(result.text) is not str or not (result.title is None or type(result.title) is str):
                 raise _ResultError("text and title must be str (title may be None)")
-            if has_lone_surrogate(result.text) or has_lone_surrogate(result.title or ""):
-                raise _ResultError("the text or title contains a lone surrogate, which cannot be written as UTF-8")
+            for new, old in (result.text, document.text), (result.title or "", document.title or ""):
+                if new is not old and has_lone_surrogate(new) and not has_lone_surrogate(old):  # the cleaning may come later
+                    raise _ResultError("the text or title contains a lone surrogate, which cannot be written as UTF-8")
             is_blank = not result.text or result.text.isspace()
             return RejectedDocument(document, "empty", None) if is_blank else result
         if result is None:
@@ -290,14 +302,13 @@ class _UserStep:
         if isinstance(result, Drop):
             if not isinstance(result.reason, str) or not _REASON.fullmatch(result.reason):
                 raise _ResultError(f"the reason {result.reason!r:.80} is not a short text of letters, digits and blanks")
-            self._reasons.add(result.reason)
             value = None if result.value is None else float(result.value)
             return RejectedDocument(document, f"{DROPPED}:{self.title}:{result.reason}", value)
         if not isinstance(result, Mapping):
             raise _ResultError(f"it returns a {type(result).__name__}; return a Document, None, Drop or a dict of columns")
         if result.get("drop") is not None:
             return self._outcome(document, Drop(result["drop"]), columns)
-        changed = {name: result[name] for name in _FIELDS if name in result}
+        changed = {name: value for name, value in result.items() if name in _FIELDS}
         found = {str(name): _python(value) for name, value in result.items() if name not in _NO_SCORES}
         if missing := [name for name in self._use.keep if name not in found]:
             raise _ResultError(f"it returns no column {missing[0]!r}, which keep names, but {', '.join(found) or 'none'}")
@@ -305,18 +316,18 @@ class _UserStep:
         return self._outcome(document, document._replace(**changed), columns) if changed else document
 
 
-class _ResultError(Exception):
+def _arrow_strings(values: Sequence[str | None]) -> "pa.Array":
+    """Return a column of strings, with U+FFFD in place of lone surrogates, which Arrow does not have."""
+    import pyarrow as pa
+
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:
+        return pa.array([value and _SURROGATE.sub("\ufffd", value) for value in values], pa.string())
+
+
+class _ResultError(NielsCacheError):
     """A result that a step must not return."""
-
-
-def _describe_error(error: BaseException) -> str:
-    """Return an error and the line that raised it, in one line."""
-    if isinstance(error, _ResultError | NielsCacheError):
-        return str(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    last = next((frame for frame in reversed(frames) if frame.filename != __file__), None)
-    where = f" ({last.filename}:{last.lineno})" if last else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split()):.300}{where}"
 
 
 def _python(value: Any) -> Any:
@@ -329,10 +340,12 @@ def _python(value: Any) -> Any:
 
 @lru_cache(maxsize=2)  # one cleaner for plain text, one for markup
 def _cleaner(settings: CleaningSettings, plain_text: bool) -> Any:
-    return load_cleaning("chain").Cleaner(settings, plain_text=plain_text)
+    return load_beside("cleaning", "chain").Cleaner(settings, plain_text=plain_text)
 
 
 def with_writable_names(document: Document) -> Document:
     """Return a document whose title, id and file name can be written as UTF-8."""
+    if (document.source_id + document.file + (document.title or "")).isascii():
+        return document
     title = None if document.title is None else valid_unicode(document.title)
     return document._replace(source_id=valid_unicode(document.source_id), file=valid_unicode(document.file), title=title)

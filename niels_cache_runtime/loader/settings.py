@@ -44,7 +44,8 @@ _SAMPLE_SETTINGS = ("T", "seed", "shuffle", "stride")
 _PACKINGS = ("best_fit",)
 _MAX_PACKED = 1 << 20  # so that the number of a piece in its row has 20 bits
 Averages = Mapping[str, Sequence[int]]
-PLAN_SETTINGS = ("bos_on_pieces", "pad_documents_to", "max_documents")  # those of packed rows, in a state only if they are set
+_BEST_FIT_SETTINGS = ("bos_on_pieces", "pad_documents_to")  # the fields of BestFit that change rows
+PLAN_SETTINGS = (*_BEST_FIT_SETTINGS, "max_documents")  # those of packed rows, in a state only if they are set
 _RUN_SETTINGS = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 WEIGHT_SETTINGS = ("loss_weights", "goldfish", "mask_repetitive")  # in a state only if they are set
 _MOST_TOKENS = 1 << 16
@@ -285,7 +286,7 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
         NielsCacheError: For missing or unknown keys, and for a value that no loader has saved.
     """
     of_blocks, of_pairs = _entries_of(Blocks()) if "order" in settings else {}, ("kind", "packing") if "kind" in settings else ()
-    of_packing = ("document_packing", *PLAN_SETTINGS[:2]) if "document_packing" in settings else ()
+    of_packing = ("document_packing", *_BEST_FIT_SETTINGS) if "document_packing" in settings else ()
     optional = {*of_packing, "max_documents", *WEIGHT_SETTINGS} & settings.keys()
     expected = {*_SAMPLE_SETTINGS, *_SFT_SETTINGS, *_RUN_SETTINGS, *of_blocks, *of_pairs, *optional}
     if set(settings) != expected:
@@ -302,7 +303,7 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
         del given["on_exhausted"]
     given["sft"] = SFT(**{name: settings[name] for name in (*_SFT_SETTINGS, "packing") if name in settings})
     if "document_packing" in settings:
-        given["packing"] = BestFit(**{name: settings[name] for name in PLAN_SETTINGS[:2] if name in settings})
+        given["packing"] = BestFit(**{name: settings[name] for name in _BEST_FIT_SETTINGS if name in settings})
     if of_blocks:
         given["order"] = Blocks(shards=settings["block_shards"], lanes=settings["lanes"], machines=machines)
     return given

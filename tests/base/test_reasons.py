@@ -33,12 +33,12 @@ from niels_cache_runtime.format.meta import read_meta
 from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.messages import missing
 from tests.helpers.read_sources import read
+from tests.size import BESIDE
 
 
 def test_the_table_has_only_reasons_that_the_code_has_and_says_for_each_what_it_means() -> None:
     root = Path(reasons.__file__).parents[len(reasons.__name__.split(".")) - 1]
-    packages = ("niels_cache_assets", "niels_cache_cleaning", "niels_cache_corpora", "niels_cache_formats", "niels_cache_repeats")
-    files = [path for package in packages for path in (root / package).rglob("*.py")]
+    files = [path for package in ("niels_cache_assets", *BESIDE) for path in (root / package).rglob("*.py")]
     code = "\n".join(path.read_text(encoding="utf-8") for path in files if path != Path(reasons.__file__))
     made = {f"{kind}_content" for kind in ("image", "audio", "video")} | {f"{kind}_duplicate" for kind in ("exact", "near")}
     made |= {f"missing_{key}_field" for key in ("messages", "chosen", "rejected")} | {

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from niels_cache_assets.base.documents import Document
+from niels_cache_assets.base.documents import Document, DocumentBatch
 from niels_cache_assets.cleaning.report import EXAMPLES, EXCERPT_CHARACTERS, CleaningReport, RejectedDocument
 from niels_cache_assets.cleaning.settings import REASONS, CleaningSettings
 from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk
@@ -71,9 +71,11 @@ def test_what_a_source_has_made_plain_text_of_is_not_searched_for_markup(tmp_pat
 
     def cleaned(source: PretrainSource) -> str:
         work = ChunkWork(source=source, seed=1, cleaning=CleaningSettings(), signer=None)
-        done = work(CorpusChunk(0, [Document(page, file="dump.xml.bz2")]))
-        assert (done.counts.report.kept, len(done.rows)) == (1, 1)
-        return str(done.rows[0][0])
+        chunk = CorpusChunk(0, DocumentBatch.of([Document(page, file="dump.xml.bz2")]))
+        done = work(chunk)
+        (row,) = done.rows(chunk)
+        assert done.counts.report.kept == 1
+        return row.text
 
     from_dump, from_rows = cleaned(Wikipedia(files=[str(tmp_path / "*")])), cleaned(Jsonl(files=["rows.jsonl"]))
     assert from_dump.startswith(PROSE + " towns")

@@ -10,7 +10,7 @@ from niels_cache_assets.defs.checks.cache import SPLITS_DISJOINT
 from niels_cache_assets.defs.checks.corpus import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
 from niels_cache_assets.reports.cache import cache_report, find_items
 from niels_cache_assets.reports.history import History
-from niels_cache_assets.reports.page import draw_report, render_page
+from niels_cache_pages.page import draw_report, render_page
 from tests.helpers.built_project import Built
 from tests.helpers.dagster_tools import Project, checks, json_of, materializations, metadata, rows, state_in
 from tests.helpers.launches import launch, launch_in_memory

@@ -144,7 +144,7 @@ def test_a_report_that_cannot_be_written_fails_no_build(built: Project, monkeypa
     def refuse(*_: object) -> None:
         raise NielsCacheError("no page today")
 
-    monkeypatch.setattr("niels_cache_assets.defs.assets.reports.write_page", refuse)
+    monkeypatch.setattr("niels_cache_pages.page.write_page", refuse)
     results, recorder = launch(built, only=["tokenizer"], force=True)
     assert states(results) == {"tokenizer": "built"}
     assert missing(recorder.told[-1], "reports: WARNING: ", "no page today") == []

@@ -13,7 +13,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from niels_cache_assets.exchange import FORMATS, load_format
+from niels_cache_assets.base.beside import load_beside
+from niels_cache_assets.exchange import FORMATS
 from niels_cache_formats.datatrove import human_tokens
 from niels_cache_runtime import DatasetLoader, NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
@@ -57,7 +58,7 @@ def test_every_format_gives_the_same_tokens_back(cache: Path, wide: Path, tmp_pa
 
 def test_the_usual_size_of_a_file_is_a_number_of_tokens_or_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for format, limit in (("llmc", {"max_tokens": 1_000}), ("npy", {"max_tokens": 1_000}), ("megatron", {"max_bytes": 2_000})):
-        module = load_format(format)
+        module = load_beside("formats", format)
         monkeypatch.setattr(module, "FORMAT", replace(module.FORMAT, **limit))
     most: dict[str, list[int]] = {}
     for name, fields in (("narrow", {}), ("wide", WIDE)):

@@ -12,8 +12,8 @@ from markupsafe import Markup
 from niels_cache_assets.defs.launch_events import LaunchFamily, LaunchListener, LaunchResult
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.facts.progress import BuildProgress
-from niels_cache_assets.plots.drawing import Picture, as_svg
-from niels_cache_assets.reports import page
+from niels_cache_pages import page
+from niels_cache_pages.drawing import Picture, as_svg
 from tests.helpers.dagster_tools import Project
 
 _environments: dict[tuple[Any, ...], jinja2.Environment] = {}
@@ -26,7 +26,7 @@ def _environment(*, loader: jinja2.BaseLoader, **options: Any) -> jinja2.Environ
 
 
 def _as_svg(picture: Picture, of: str) -> Markup:
-    """Return a picture, which is drawn once in this process. Equal pictures are equal bytes (tests/plots)."""
+    """Return a picture, which is drawn once in this process. Equal pictures are equal bytes (tests/pages)."""
     key = repr((picture, of))
     return _drawn[key] if key in _drawn else _drawn.setdefault(key, as_svg(picture, of))
 

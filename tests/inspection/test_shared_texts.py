@@ -19,8 +19,8 @@ from niels_cache_assets.inspection.shared_texts import SharedTexts, shared_texts
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.reports.cache import cache_report, find_items
 from niels_cache_assets.reports.history import History
-from niels_cache_assets.reports.page import render_page
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_pages.page import render_page
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset
 from tests.helpers.corpora import write_jsonl

@@ -17,17 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import size
 from tests.mutants import guarded, measuring
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGES = (
-    "niels_cache_runtime",
-    "niels_cache_assets",
-    "niels_cache_cleaning",
-    "niels_cache_corpora",
-    "niels_cache_formats",
-    "niels_cache_repeats",
-)
+PACKAGES = (*size.PACKAGES, *size.BESIDE)
 _KEPT = (".venv", ".olmo-env", "__pycache__")  # of a tree, beside the copied files
 _UNSET = ("PYTHONPATH", "VIRTUAL_ENV", "DAGSTER_HOME", "NIELS_CACHE_PROFILE", "NIELS_CACHE_CONFIG", "NIELS_CACHE_ROOT")
 _PATIENCE = 30.0  # seconds for a test, in addition to five times its earlier time; also for pytest to end after the last test

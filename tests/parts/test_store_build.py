@@ -38,7 +38,7 @@ from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.reports.cache import cache_report, find_items
 from niels_cache_assets.reports.history import History
-from niels_cache_assets.reports.page import draw_report
+from niels_cache_pages.page import draw_report
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.record import read_published
 from niels_cache_runtime.remote.store import ListedObject, Store, open_store

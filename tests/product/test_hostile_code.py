@@ -7,16 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import niels_cache_runtime
+from tests import size
 
 ROOT = Path(niels_cache_runtime.__file__).parent.parent
-PACKAGES = (
-    "niels_cache_runtime",
-    "niels_cache_assets",
-    "niels_cache_cleaning",
-    "niels_cache_corpora",
-    "niels_cache_formats",
-    "niels_cache_repeats",
-)
+PACKAGES = (*size.PACKAGES, *size.BESIDE)
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 RUN_CODE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"}
 EVALUATE = {"eval", "exec", "compile", "__import__"}

@@ -19,15 +19,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests import size
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = (
-    "niels_cache_assets",
-    "niels_cache_runtime",
-    "niels_cache_cleaning",
-    "niels_cache_corpora",
-    "niels_cache_formats",
-    "niels_cache_repeats",
-)
+PACKAGES = (*size.PACKAGES, *size.BESIDE)
 pytestmark = pytest.mark.walk
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")

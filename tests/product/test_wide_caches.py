@@ -16,13 +16,13 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
-from niels_cache_assets.plots import measures
-from niels_cache_assets.plots.measures import measure_cache
-from niels_cache_assets.plots.pictures import cache_pictures
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_pages import measures
+from niels_cache_pages.measures import measure_cache
+from niels_cache_pages.pictures import cache_pictures
 from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_meta
 from niels_cache_runtime.format.layout import Family, list_shards
 from niels_cache_runtime.format.meta import Meta

@@ -19,15 +19,15 @@ from markdown_it import MarkdownIt
 from niels_cache_assets.cli import main
 from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.facts.mixture import ALL, MixturePlan, all_mixtures
-from niels_cache_assets.plots.drawing import Picture, as_svg
-from niels_cache_assets.plots.pictures import MAX_MIXED, mixture_pictures
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.tables import BlendSettings, ReportsSettings
 from niels_cache_assets.reports import page_path
 from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
 from niels_cache_assets.reports.history import CheckRecord, FolderHistory, History
-from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
-from niels_cache_assets.reports.page import Drawings, draw_report, render_page, write_page
+from niels_cache_pages.drawing import Picture, as_svg
+from niels_cache_pages.markdown import cache_markdown, mixture_markdown
+from niels_cache_pages.page import Drawings, draw_report, render_page, write_page
+from niels_cache_pages.pictures import MAX_MIXED, mixture_pictures
 from niels_cache_runtime import TokenLoader, read_meta, write_meta
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import content_sha256
@@ -315,7 +315,7 @@ def test_a_page_draws_only_what_the_last_one_does_not_show(
         drawn.append(picture.title)
         return as_svg(picture, of)
 
-    monkeypatch.setattr("niels_cache_assets.reports.page.as_svg", draw)
+    monkeypatch.setattr("niels_cache_pages.page.as_svg", draw)
     page = render_page(report, drawings, now=NOW)
     assert len(drawn) > 10
     write_page(page_path(tmp_path), page)
@@ -437,7 +437,7 @@ def test_the_command_writes_the_page_and_changes_no_cache(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)) or True)
-    monkeypatch.setattr("niels_cache_assets.reports.page.draw_report", lambda *given, **more: {})
+    monkeypatch.setattr("niels_cache_pages.page.draw_report", lambda *given, **more: {})
     before = contents(project.root)
     assert main([*command, "--open"]) == 0
     path = project.root / "reports/cache.html"
@@ -457,7 +457,7 @@ def test_the_command_prints_data_and_writes_elsewhere_only_where_asked(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn: list[object] = []
-    monkeypatch.setattr("niels_cache_assets.reports.page.draw_report", lambda *given, **more: drawn.append(given) or {})
+    monkeypatch.setattr("niels_cache_pages.page.draw_report", lambda *given, **more: drawn.append(given) or {})
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["history"].startswith("none: ")

@@ -60,6 +60,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "dagster asset materialize": "tests/defs/test_corpus.py runs these assets",
         "niels-cache build-all": "everything there is; tests/defs/test_corpus.py",
     },
+    "docs/classifiers.md": {
+        "niels-cache classifier": "documents of the reader; tests/cleaning/test_classifier.py",
+    },
     "docs/cluster.md": {
         "niels-cache status --watch": "tests/parts/test_watch.py",
         "niels-cache part": "a data set in parts; tests/cli/test_worker.py, tests/artifacts/test_range_jobs.py",

@@ -11,6 +11,7 @@ import pytest
 
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from tests.helpers.docs_reader import REPOSITORY, blocks_of
+from tests.size import BESIDE, PACKAGES
 
 TROUBLESHOOTING = REPOSITORY / "docs/troubleshooting.md"
 COOKBOOK = REPOSITORY / "docs/cookbook.md"
@@ -24,15 +25,7 @@ def quoted_words(page: Path) -> list[str]:
 @cache
 def said_by_the_packages() -> str:
     """Return every string of the packages, docstrings left out, one on each line."""
-    packages = (
-        "niels_cache_assets",
-        "niels_cache_runtime",
-        "niels_cache_cleaning",
-        "niels_cache_corpora",
-        "niels_cache_formats",
-        "niels_cache_repeats",
-    )
-    files = [file for package in packages for file in (REPOSITORY / package).rglob("*.py")]
+    files = [file for package in (*PACKAGES, *BESIDE) for file in (REPOSITORY / package).rglob("*.py")]
     return "\n".join(text for file in files for text in strings(ast.parse(file.read_text(encoding="utf-8"))))
 
 

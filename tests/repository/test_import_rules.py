@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 import niels_cache_runtime
+from tests import size
 from tests.helpers import programs
 
 ROOT = Path(niels_cache_runtime.__file__).parent.parent
 RUNTIME = sorted((ROOT / "niels_cache_runtime").rglob("*.py"))
-BESIDE = {
-    name: sorted((ROOT / name).rglob("*.py"))
-    for name in ("niels_cache_cleaning", "niels_cache_corpora", "niels_cache_formats", "niels_cache_repeats")
-}
+BESIDE = {name: sorted((ROOT / name).rglob("*.py")) for name in size.BESIDE}
 ASSETS = [*sorted((ROOT / "niels_cache_assets").rglob("*.py")), *chain(*BESIDE.values())]
 RUNTIME_MAY_IMPORT = sys.stdlib_module_names | {"numpy", "torch", "niels_cache_runtime"}
 OPTIONAL = {
@@ -92,9 +90,9 @@ import sys
 import niels_cache_assets.exchange.formats, niels_cache_assets.exchange.hf, niels_cache_assets.cli.commands.export
 from niels_cache_assets.cli.parser import import_command
 import_command("import")
-from niels_cache_assets.exchange import load_format
+from niels_cache_assets.base.beside import load_beside
 before = [name for name in sys.modules if name.startswith("niels_cache_formats")]
-load_format("npy")
+load_beside("formats", "npy")
 print(before, sorted(name for name in sys.modules if name.startswith("niels_cache_formats")))
 """
     done = programs.run("-c", script, cwd=ROOT)

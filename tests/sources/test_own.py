@@ -248,7 +248,7 @@ def test_a_mistake_in_a_table_is_one_line(module: Module, tmp_path: Path, attrib
 @pytest.mark.parametrize(
     ("attribute", "words"),
     [
-        ("broken", "row 1: .*:broken raised KeyError: 'a.jsonl'"),
+        ("broken", r"row 1: .*:broken raised KeyError: 'a.jsonl' \(.*/own_\d+\.py:\d+\); correct it"),
         ("of_wrong_type", "row 1: .*5 is neither"),
         ("of_no_split", "row 0: .*split"),
         ("Closed", "row 0: .*:Closed raised ConnectionError: no server"),
@@ -259,6 +259,22 @@ def test_an_error_of_the_code_is_one_line_with_the_file_and_the_row(module: Modu
     source = module.table(attribute, files=["*.jsonl"])
     with pytest.raises(NielsCacheError, match=rf"^a\.jsonl: {words}[^\n]*$"):
         read(source)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (
+            'source = "my_chats:pairs"',
+            r"source: 'my_chats:pairs' is your own code, which only pretrain data sets can have; write .*chat_jsonl",
+        ),
+        ('source = "chat_jsonl"\nfiles = ["*.jsonl"]\nsteps = ["a:b"]', "steps is for pretrain data sets only; change or drop conv"),
+    ],
+)
+def test_sft_tables_say_that_they_take_no_code(tmp_path: Path, keys: str, words: str) -> None:
+    (tmp_path / "niels_cache.toml").write_text(f"[sft.x]\n{keys}\n")
+    with pytest.raises(NielsCacheError, match=rf"niels_cache.toml: \[sft\.x\][^\n]*{words}[^\n]*$"):
+        load_registry(config=str(tmp_path / "niels_cache.toml"))
 
 
 def test_a_package_names_its_source_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from tests.helpers.user_steps import user_module
 
 CODE = """
     import os, time
+    print("printed at import")
     from niels_cache_assets import Drop, step
 
     def drop_short(document):
@@ -34,6 +35,7 @@ CODE = """
         def __init__(self, word):
             self.word = word
         def __call__(self, document):
+            print("printed by a step")
             return document._replace(text=document.text.replace(self.word, "[x]"))
 
     @step(batch=True)
@@ -187,10 +189,23 @@ def test_the_command_clean_shows_steps_like_filters(
     for settings, kept in ([], 30), (["min_words=14", "min_characters=0", skip], 15):  # this data set is not cleaned
         more = [f"--set={setting}" for setting in settings]
         assert main(["clean", *files, "--steps-of", "notes", "--json", *more, *where]) == 0
-        assert json.loads(capsys.readouterr().out)["documents"]["kept"] == kept
+        shown_facts, printed = capsys.readouterr()
+        assert json.loads(shown_facts)["documents"]["kept"] == kept
+        assert "printed by a step" in printed
     assert main(["clean", *files, "--steps-of", "other", *where]) == 2
     assert main(["clean", *files, "--reason", "step_drop", *where]) == 2
     assert "unknown value 'step_drop'" in capsys.readouterr().err
+
+
+def test_the_command_clean_keeps_the_columns_that_the_data_set_keeps(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.dumps({"text": f"Text {row}", "votes": row}) for row in range(4)]
+    (tmp_path / "votes.jsonl").write_text("\n".join(rows))
+    registry_of(module, tmp_path, ['{ where = "votes > 1" }'], 'keep = ["votes"]')
+    where = ["--config", str(tmp_path / "niels_cache.toml")]
+    assert main(["clean", str(tmp_path / "votes.jsonl"), "--steps-of", "notes", "--json", *where]) == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == {"read": 4, "kept": 2}
 
 
 def test_a_changed_step_makes_the_corpus_stale_and_the_state_says_why(module: str, tmp_path: Path, in_this_process: list[str]) -> None:
@@ -288,9 +303,17 @@ def test_a_step_that_ends_its_process_is_named(module: str, tmp_path: Path) -> N
 
 @pytest.mark.walk
 def test_workers_give_the_bytes_of_one_process(
-    module: str, tmp_path: Path, in_this_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    module: str,
+    tmp_path: Path,
+    in_this_process: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     registry = registry_of(module, tmp_path)
     one = contents(prepare_corpus(registry, "notes", root=tmp_path / "one").directory)
     monkeypatch.undo()
+    capfd.readouterr()
     assert contents(prepare_corpus(registry, "notes", root=tmp_path / "two", processes=2).directory) == one
+    out, err = capfd.readouterr()
+    assert "printed by a step" in err
+    assert "printed" not in out

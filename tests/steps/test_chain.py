@@ -1,16 +1,20 @@
 """Steps of a user in memory: what each result means, how it is counted, and which mistakes are refused."""
 
 import json
+import pickle
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from niels_cache_assets.base.documents import Document
+from niels_cache_assets.base.documents import Document, DocumentBatch
+from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.cleaning.report import CleaningReport, RejectedDocument
 from niels_cache_assets.cleaning.settings import CleaningSettings
-from niels_cache_assets.steps.chain import DocumentChain, Outcome
+from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk, CorpusCounts
+from niels_cache_assets.steps.chain import ChainRun, DocumentChain, Outcome
 from niels_cache_assets.steps.identity import steps_identity
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.user_steps import documents_of, source_with, user_module
@@ -85,6 +89,13 @@ CODE = """
     def by_dict(document):
         return {"drop": "few words" if "x" in document.text else None, "text": document.text.replace("one", " "), "row": document.row}
 
+    @step(batch=True)
+    def addresses(batch):
+        return {"address": [batch["text"].buffers()[2].address] * len(batch)}
+
+    def interrupts(document):
+        raise KeyboardInterrupt("in a step")
+
     def number(document): return 5
     def other_row(document): return {"row": 7}
     def other_id(document): return Document(document.text)
@@ -94,8 +105,8 @@ CODE = """
     def no_number(document): return Drop("a", "b")
 
     class ManyReasons:
-        def __init__(self):
-            self.seen = 0
+        def __init__(self, first):
+            self.seen = first
         def __call__(self, document):
             self.seen += 1
             return Drop(f"reason {self.seen}")
@@ -289,11 +300,66 @@ def test_a_worker_that_finds_other_code_stops(module: str, tmp_path: Path) -> No
             DocumentChain(source=source, cleaning=None, identity=before).run(documents_of(TEXTS), CleaningReport(seed=0))
 
 
-def test_a_step_has_no_reason_for_each_document(module: str, tmp_path: Path) -> None:
-    chain = DocumentChain(source=source_with(tmp_path, f"{module}:ManyReasons"), cleaning=None)
-    chain.run(documents_of(["text"] * 100), CleaningReport(seed=0))
-    with pytest.raises(NielsCacheError, match=r"step ManyReasons: has over 100 reasons, such as 'reason 1'; give numbers"):
-        chain.run(documents_of(["text"]), CleaningReport(seed=0))
+def test_a_step_has_at_most_100_reasons_in_all_workers(module: str, tmp_path: Path) -> None:
+    total = CorpusCounts(report=CleaningReport(seed=0))
+
+    def count(first: int, documents: int) -> None:
+        source = source_with(tmp_path, {"use": f"{module}:ManyReasons", "first": first}, f"{module}:short")
+        chunk = CorpusChunk(first, DocumentBatch.of(documents_of(["text"] * documents)))
+        total.add(ChunkWork(source=source, seed=0, cleaning=None, signer=None)(chunk).counts)
+
+    count(0, 60)
+    count(0, 60)
+    count(60, 40)
+    with pytest.raises(NielsCacheError, match=r"step:ManyReasons: has over 100 reasons, such as 'step:ManyReasons:reason 1'; give num"):
+        count(100, 1)
+
+
+def test_batches_see_the_column_that_came_and_others_once_a_step_has_changed_it(module: str, tmp_path: Path) -> None:
+    documents, texts_column = documents_of(TEXTS), Strings.of(TEXTS)
+    assert texts_column is not None
+    given = texts_column.arrow().buffers()[2].address
+    for before, kept, is_view in ([], 5, True), (["short"], 4, True), (["batched"], 3, False), (["scores"], 5, False):
+        steps = [f"{module}:{step}" for step in before]
+        chain = DocumentChain(source=source_with(tmp_path, *steps, {"use": f"{module}:addresses", "keep": ["address"]}), cleaning=None)
+        found = chain.run(documents, CleaningReport(seed=0), given=documents, texts=texts_column)
+        addresses = [json.loads(each.kept or "")["address"] for each in found if isinstance(each, Document)]
+        assert (len(addresses), {address == given for address in addresses}) == (kept, {is_view}), before
+
+
+def test_a_batch_has_replacement_characters_for_lone_surrogates(module: str, tmp_path: Path) -> None:
+    documents = [Document("a\ud800b\0", "\udfff", "f\ud800", 0, "T\ud800"), Document("\U0001f600", "id", "f", 1)]
+    source = source_with(tmp_path, f"{module}:scores", f"{module}:batched", "cleaning", prepare=["clean"])
+    chain_run = ChainRun(report=CleaningReport(seed=0), outcomes=[*documents])
+    for title in DocumentChain(source=source, cleaning=CleaningSettings()).each_step(chain_run):
+        if title == "batched":
+            found = [(each.text, each.title) for _, each in chain_run.documents()]
+    assert found == [("a\ud800b\0!", "a\ufffdb\0!"), ("\U0001f600!", "\U0001f600!")]
+
+
+def test_an_interrupt_that_a_step_raises_is_an_error_in_a_worker(module: str, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, f"{module}:interrupts")
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as workers do
+    try:
+        with pytest.raises(NielsCacheError, match=r"^a.jsonl: row 0: step interrupts: KeyboardInterrupt: in a step \(.*\.py:\d+\)$"):
+            run(tmp_path, f"{module}:interrupts")
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.parametrize("steps", [[], ["short"], ["scores"], ["batched", "upper"]])
+@pytest.mark.parametrize("lone", ["", "\ud800"])
+def test_rows_are_those_of_the_chain_for_objects_and_for_columns(module: str, tmp_path: Path, steps: list[str], lone: str) -> None:
+    documents = documents_of([*TEXTS, f"six{lone}"])
+    source = source_with(tmp_path, *(f"{module}:{step}" for step in steps))
+    outcomes = DocumentChain(source=source, cleaning=None).run(documents, CleaningReport(seed=0))
+    expected = [(each.text, each.title, each.row, len(each.text)) for each in outcomes if isinstance(each, Document)]
+    work, chunk = ChunkWork(source=source, seed=0, cleaning=None, signer=None), CorpusChunk(0, DocumentBatch.of(documents))
+    for given in chunk, pickle.loads(pickle.dumps(chunk)):
+        found = pickle.loads(pickle.dumps(work(given)))
+        assert [(row.text, row.title, row.row, row.characters) for row in found.rows(chunk)] == expected
+        assert len(found.texts) == (len(expected) if {"scores", "upper"} & {*steps} else 0), "only changed texts cross"
 
 
 def test_the_values_of_a_rejection_survive(module: str, tmp_path: Path) -> None:
@@ -318,3 +384,15 @@ def test_the_values_of_a_rejection_survive(module: str, tmp_path: Path) -> None:
 def test_wrong_entries_are_refused(tmp_path: Path, steps: list[Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         source_with(tmp_path, *steps, keep=["url"])
+
+
+@pytest.mark.parametrize(
+    ("steps", "keys", "problem"),
+    [
+        (["a:b"], {"added": [{"files": ["b.jsonl"]}]}, "but with prepare or steps all documents are split together"),
+        ([], {"parts": 2, "tokens_in_parts": True}, "does nothing without prepare or steps"),
+    ],
+)
+def test_refusals_for_parts_name_steps_too(tmp_path: Path, steps: list[str], keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        source_with(tmp_path, *steps, **keys)

@@ -25,7 +25,6 @@ from niels_cache_assets.sources.conversations import contents
 from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading.files import SourceFile
-from niels_cache_assets.sources.reading.files import file_size as size_of_file
 from niels_cache_assets.sources.reading.parquet_files import open_parquet
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, SftSource, Source, SourceWithParts, StreamContext
 from niels_cache_assets.streaming.encode import encode_texts
@@ -224,7 +223,7 @@ def _spread(files: Sequence[SourceFile], position: SourcePosition | None) -> lis
     """
     if position is None or "offset" not in position:
         return []
-    ends = [*accumulate(map(size_of_file, files), initial=0)]
+    ends = [*accumulate((file.size() for file in files), initial=0)]
     count = min(_PIECES, ends[-1] // _PIECE_BYTES)
     starts = Counter[tuple[int, int, int, float]]()
     for piece in range(count):

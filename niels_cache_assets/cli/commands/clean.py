@@ -131,7 +131,8 @@ def _clean_files(arguments: argparse.Namespace, registry: Registry) -> None:
         table = registry.pretrain.get(name)
         if table is None or not table.steps:
             raise NielsCacheError(f"{WHERE}: --steps-of {name}: this data set has no steps in {registry.origin}")
-        sources = [each.model_copy(update={"steps": table.steps}) for each in sources]
+        own = {key: getattr(table, key) for key in ("steps", "keep") if hasattr(table, key)}  # conditions may read what is kept
+        sources = [each.model_copy(update=own) for each in sources]
         if not arguments.settings:
             settings = registry.cleaning_of(name) if "clean" in table.prepare else None
     outcome = CorpusCounts(report=CleaningReport(registry.build.seed))
@@ -162,6 +163,7 @@ def _clean(
     sources: Sequence[PretrainSource], settings: CleaningSettings | None, *, limit: int | None, seed: int, outcome: CorpusCounts
 ) -> Iterator[None]:
     """Count the documents of all sources in `outcome`, chunk by chunk, up to `limit` documents in all."""
+    from niels_cache_assets.base.documents import DocumentBatch
     from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk
     from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.steps.identity import is_stateful
@@ -172,7 +174,7 @@ def _clean(
     def chunks_of(documents: Iterable[Document]) -> Iterator[CorpusChunk]:
         nonlocal given
         for chunk in in_lists(documents):
-            yield CorpusChunk(given, chunk)
+            yield CorpusChunk(given, DocumentBatch.of(chunk))
             given += len(chunk)
 
     for source in sources:

@@ -56,14 +56,14 @@ of text.""",
 
 def run(arguments: argparse.Namespace) -> None:
     """Import, and print a summary."""
+    from niels_cache_assets.base.beside import load_beside
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.progress import transfer_steps
-    from niels_cache_assets.exchange import load_format
     from niels_cache_runtime.format.layout import dataset_dir
 
     registry, root = open_registry(arguments)
     _require_free_name(arguments, registry, root)
-    megatron = load_format("megatron_import")
+    megatron = load_beside("formats", "megatron_import")
     vocabulary = megatron.Vocabulary(**_vocabulary(arguments, registry, root))
     vocabulary.check()
     prefixes: dict[Split, str] = {"train": megatron.as_prefix(arguments.prefix)}

@@ -10,12 +10,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import Command, catalog_names, option, switch, whole_number
-from niels_cache_assets.cli.console import PROGRAM, display, excerpt, is_quiet, new_table, print_facts
+from niels_cache_assets.cli.console import PROGRAM, display, excerpt, is_quiet, new_table, print_facts, stdout
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace) -> None:
         for name, (texts, _) in first_rows.items():
             for example in texts[:_EXAMPLES]:
                 display(f"--- {name}: {excerpt(example, _EXCERPT)}")
-        if sys.stdin and sys.stdin.isatty() and sys.stdout.isatty():
+        if sys.stdin and sys.stdin.isatty() and stdout().isatty():
             _print_warnings(warnings)
             warnings.clear()
             if not _agrees_to(f"Write {target}?"):
@@ -164,10 +164,9 @@ def _print_warnings(warnings: list[str]) -> None:
 
 
 def _agrees_to(question: str) -> bool:
-    try:
+    with suppress(EOFError), redirect_stdout(stdout()):
         return input(f"{question} [Y/n] ").strip().lower() in ("", "y", "yes")
-    except EOFError:
-        return False
+    return False
 
 
 def _list(arguments: argparse.Namespace) -> None:
@@ -178,7 +177,7 @@ def _list(arguments: argparse.Namespace) -> None:
     if print_facts(arguments, {"data_sets": [{**_entry(name), "table": table} for name, table in tables.items()]}):
         return
     if arguments.listed:
-        print("\n" + "\n\n".join(tables.values()))  # the user may append the output to a file that lacks a final newline
+        print("\n" + "\n\n".join(tables.values()), file=stdout())  # the user may append the output to a file that lacks a final newline
         return
     columns = ("description", "download", "licence", "from")
     table = new_table("data set", "family", *columns, shrinking=columns)

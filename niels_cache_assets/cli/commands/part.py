@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from niels_cache_assets.base.wording import file_size, format_count, format_list
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, BuildFailedError, Command, integer_at_least, option, refuse_options, switch
-from niels_cache_assets.cli.console import PROGRAM, diagnostics, display, print_facts
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, display, print_facts, stdout
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
             written = None if addition is None else add_table(config, name, addition.entry, keys=addition.keys)
         except TableNotWrittenError as error:
             if not print_facts(arguments, {"name": name, "written": None, "lines": error.toml}):
-                print(error.toml)
+                print(error.toml, file=stdout())
             raise
     if print_facts(
         arguments, {"name": name, "written": written, "files": [] if addition is None else [file.name for file in addition.files]}

@@ -45,14 +45,14 @@ on both sides. It also shows the languages of all documents. This report contain
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the page, or print JSON."""
+    from niels_cache_assets.base.beside import load_beside
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.reports.page import write_page
 
     registry, root = open_registry(arguments)
     path, facts, render, lines = _report_on_limits(registry, root, arguments.name) if arguments.name else _report_on_caches(registry, root)
     path = Path(arguments.out).expanduser() if arguments.out else path
     if arguments.out or not arguments.json:
-        write_page(path, render())
+        load_beside("pages", "page").write_page(path, render())
     if arguments.json:
         print_json(facts)
     else:
@@ -65,29 +65,29 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _report_on_caches(registry: Registry, root: Path) -> Report:
+    from niels_cache_assets.base.beside import load_beside
     from niels_cache_assets.defs.home.history import history_at_home
     from niels_cache_assets.reports import page_path
     from niels_cache_assets.reports.cache import cache_report, find_items
-    from niels_cache_assets.reports.page import draw_report, render_page
 
     items = find_items(registry, root=root)
     report = cache_report(registry, items, root=root, history=history_at_home(registry, items, root=root))
 
     def render() -> str:
+        page = load_beside("pages", "page")
         with diagnostics().status("drawing") as status:  # shown only in a terminal
-            drawings = draw_report(registry, report, progress=lambda name: status.update(f"drawing {name}"))
-        return render_page(report, drawings, now=time.time(), with_samples=True)
+            drawings = page.draw_report(registry, report, progress=lambda name: status.update(f"drawing {name}"))
+        return page.render_page(report, drawings, now=time.time(), with_samples=True)
 
     lines = [*(f"{notice.name}: {notice.text}" for notice in report.notices), f"{report.complete} of {len(report.expected)} complete"]
     return page_path(root), report.as_json(), render, lines
 
 
 def _report_on_limits(registry: Registry, root: Path, name: str) -> Report:
+    from niels_cache_assets.base.beside import load_beside
     from niels_cache_assets.inspection.corpora import find_corpus
-    from niels_cache_assets.reports.page import render_tuning, tuning_path
-    from niels_cache_assets.reports.tuning import tuning
 
     find_corpus(registry, root, name)  # its messages say what to build
-    found = tuning(registry, name, root=root)
+    page, found = load_beside("pages", "page"), load_beside("pages", "tuning").tuning(registry, name, root=root)
     lines = [f"{found['documents']:,} documents read, {found['kept']:,} cleaned"]
-    return tuning_path(root, name), found, lambda: render_tuning(found), lines
+    return page.tuning_path(root, name), found, lambda: page.render_tuning(found), lines

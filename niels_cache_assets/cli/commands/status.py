@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.cli.command import CACHES, DONE, FAILED, WHERE, Command, option, switch
-from niels_cache_assets.cli.console import PROGRAM, display, new_table, output, print_facts
+from niels_cache_assets.cli.console import PROGRAM, display, new_table, output, print_facts, stdout
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _watch(arguments: argparse.Namespace, artifacts: Graph) -> int:
     while True:
         steps = artifacts.watch(arguments.names[0])
         if arguments.json:
-            print(json.dumps(steps_json(steps)), flush=True)
+            print(json.dumps(steps_json(steps)), file=stdout(), flush=True)
         else:
             console, table = output(), new_table("step", "state", "progress", shrinking=["progress"])
             for step in steps:

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "compare" and len(arguments.models) < 2:
         raise NielsCacheError(f"{WHERE}: compare needs at least two models; name another one")
     registry, root = open_registry(arguments)
-    opened = [_open_model(model, registry, root) for model in arguments.models]
+    opened = [open_model(model, registry, root) for model in arguments.models]
     if arguments.action == "prove":
         arguments.only = arguments.only or []  # without names, no data set is decoded
         return _prove(opened, lambda: _texts(arguments, registry, root), arguments)
@@ -126,7 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _open_model(given: str, registry: Registry, root: Path) -> tuple[Path, TextTokenizer]:
+def open_model(given: str, registry: Registry, root: Path) -> tuple[Path, TextTokenizer]:
+    """Return the path of a model that an option names, and its tokenizer."""
     from niels_cache_assets.tokenizer.kinds import open_built_model, open_model_at
     from niels_cache_runtime.format.layout import tokenizer_dir
 

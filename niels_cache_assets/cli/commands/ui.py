@@ -9,12 +9,11 @@ import errno
 import os
 import signal
 import socket
-import sys
 from types import FrameType
 from typing import NoReturn
 
 from niels_cache_assets.cli.command import Command, option, switch
-from niels_cache_assets.cli.console import diagnostics, display
+from niels_cache_assets.cli.console import diagnostics, display, stdout
 from niels_cache_runtime.errors import NielsCacheError
 
 DEFAULT_PORT = 3000
@@ -81,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             serve(listener, names_of(registry), read_only=arguments.read_only, ready=lambda: display(message))
         except _Stopped:
             display("stopped")
-            sys.stdout.flush()
+            stdout().flush()
             os._exit(0)  # everything is closed, and threads of gRPC would delay the exit by a second
     return 0
 

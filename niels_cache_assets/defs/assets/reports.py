@@ -10,6 +10,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.fingerprint import fingerprint_of, identity_settings
 from niels_cache_assets.base.wording import file_size, format_count
 from niels_cache_assets.defs.home.history import history_of
@@ -21,12 +22,9 @@ from niels_cache_assets.defs.recording import AssetRecord
 from niels_cache_assets.defs.resources import root_of
 from niels_cache_assets.facts.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
 from niels_cache_assets.facts.mixture import MixturePlan, all_mixtures
-from niels_cache_assets.plots.pictures import mixture_pictures
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports import page_path
 from niels_cache_assets.reports.cache import CODE_VERSION, cache_report, find_items
-from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
-from niels_cache_assets.reports.page import draw_report, render_page, write_page
 
 NOT_TOO_OFTEN = "no_data_set_is_read_too_often"
 
@@ -103,9 +101,10 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _mixture_record(registry: Registry, mixtures: Sequence[MixturePlan]) -> AssetRecord:
-    shown = [mixture_markdown(each) for each in mixtures]
+    shown = [load_beside("pages", "markdown").mixture_markdown(each) for each in mixtures]
     if registry.dagster.plots:
-        shown += [images(mixture_pictures(each), each.name) for each in mixtures if each.sources]
+        pictures = load_beside("pages", "pictures").mixture_pictures
+        shown += [images(pictures(each), each.name) for each in mixtures if each.sources]
     metadata: Metadata = {
         "report": dg.MetadataValue.md("\n\n".join(shown) or "There is no pretrain data set."),
         "contents": ", ".join(f"{each.name}: {format_count(len(each.sources), 'data set')}" for each in mixtures) or "nothing",
@@ -140,10 +139,10 @@ def _write_report(registry: Registry, instance: dg.DagsterInstance, root: Path) 
     """Write the page of everything that is built, and return its record."""
     items = find_items(registry, root=root)
     report = cache_report(registry, items, root=root, history=history_of(instance, registry, items, root=root))
-    path = page_path(root)
-    write_page(path, render_page(report, draw_report(registry, report), now=time.time()))
+    page, path = load_beside("pages", "page"), page_path(root)
+    page.write_page(path, page.render_page(report, page.draw_report(registry, report), now=time.time()))
     metadata: Metadata = {
-        "report": dg.MetadataValue.md(cache_markdown(report)),
+        "report": dg.MetadataValue.md(load_beside("pages", "markdown").cache_markdown(report)),
         "page": dg.MetadataValue.path(str(path)),
         "contents": f"{report.complete} of {format_count(len(report.expected), 'folder')} complete, {file_size(report.bytes)}; "
         f"{format_count(len(report.notices), 'notice')}",

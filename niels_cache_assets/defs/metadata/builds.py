@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.wording import abbreviate, by_count, file_size, format_count, format_duration, format_share
 from niels_cache_assets.defs.metadata.entries import (
     MAX_TABLE_ROWS,
@@ -30,8 +31,6 @@ from niels_cache_assets.defs.metadata.families import ITEMS, family_table, items
 from niels_cache_assets.facts.contents import budget_shortfall, total_bytes
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.facts.training_code import training_code
-from niels_cache_assets.plots.measures import measure_cache
-from niels_cache_assets.plots.pictures import cache_pictures, ratios_picture
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.tokenizer.measures import cache_characters_per_token, characters_per_token_by_source
@@ -150,7 +149,7 @@ def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
     left_out = [{"data_set": name, "text": "left out", "read_as": str(why)} for name, why in skipped.items()]
     return {
         "sha256": meta["sha256"],
-        "plots": dg.MetadataValue.md(images([ratios_picture(ratios)], "tokenizer")) if draw else None,
+        "plots": dg.MetadataValue.md(images([load_beside("pages", "pictures").ratios_picture(ratios)], "tokenizer")) if draw else None,
         "by_source": table([{"data_set": name, "chars_per_token": ratio} for name, ratio in ratios.items()]),
         "chars_per_token": round(sum(ratios.values()) / len(ratios), 3) if ratios else None,
         "longest_words": command_entry("show", "tokenizer", root=root) if trained_on.get("longest_words") else None,
@@ -231,8 +230,8 @@ def _plots(outcome: Outcome, address: str | None) -> Metadata:
     If the cache is damaged, return a line that says so. The checks then report the damage.
     """
     try:
-        measures = measure_cache(outcome.directory, outcome.family, outcome.meta, address=address)
+        measures = load_beside("pages", "measures").measure_cache(outcome.directory, outcome.family, outcome.meta, address=address)
     except (NielsCacheError, OSError) as error:
         return {"plots": f"cannot be drawn: {error}"}
-    pictures = cache_pictures(measures, outcome.family, dropped=outcome.meta["dropped"])
+    pictures = load_beside("pages", "pictures").cache_pictures(measures, outcome.family, dropped=outcome.meta["dropped"])
     return {"histograms": histograms(pictures), "plots": dg.MetadataValue.md(images(pictures, outcome.name))}

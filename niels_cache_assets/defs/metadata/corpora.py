@@ -10,13 +10,13 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus_report import cuts_table, duplicates_matrix, estimated_tokens, kept_per_split, reasons
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.wording import SHORT_SHA256, abbreviate, file_size, format_count, format_share
 from niels_cache_assets.corpus.layout import REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, recorded_at, state_of
 from niels_cache_assets.defs.metadata.entries import command_entry, images, json_entry, table
 from niels_cache_assets.facts.contents import total_bytes
-from niels_cache_assets.plots.pictures import corpus_pictures
 from niels_cache_assets.sources.excluding import EXCLUDED
 
 
@@ -156,7 +156,7 @@ def report_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
         found = report["duplicates"]
         contents.append(f"{format_count(found['exact'], 'exact duplicate')}, {format_count(found['near'], 'near duplicate')}")
     return {
-        "plots": dg.MetadataValue.md(images(corpus_pictures(report), outcome.name)) if draw else None,
+        "plots": dg.MetadataValue.md(images(load_beside("pages", "pictures").corpus_pictures(report), outcome.name)) if draw else None,
         **state_of(outcome),
         "contents": "; ".join(contents),
         "documents": kept,

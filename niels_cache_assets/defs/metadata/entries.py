@@ -15,7 +15,7 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.plots.drawing import Picture, as_png
+from niels_cache_assets.base.beside import load_beside
 
 MAX_TABLE_ROWS = 100
 NARROW = 62  # characters that fit beside the name of an entry on a screen of 1280 pixels; a sha256 has 64
@@ -86,7 +86,7 @@ def command_entry(*arguments: str, root: Path) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(code_block((" " if is_narrow else " \\\n  ").join(lines), "bash"))
 
 
-def histograms(pictures: Sequence[Picture]) -> dg.MarkdownMetadataValue:
+def histograms(pictures: Sequence[Any]) -> dg.MarkdownMetadataValue:
     """Return the pictures with columns as text, as many as the UI shows at once. It shows images only after a click."""
     shown = ""
     for each in pictures:
@@ -103,8 +103,9 @@ def histograms(pictures: Sequence[Picture]) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(code_block(shown))
 
 
-def images(pictures: Sequence[Picture], of: str) -> str:
+def images(pictures: Sequence[Any], of: str) -> str:
     """Return Markdown with the pictures of `of` as PNG, because the UI shows no SVG or HTML."""
+    as_png = load_beside("pages", "drawing").as_png
     return "\n\n".join(
         f"![{of}: {each.title}](data:image/png;base64,{base64.b64encode(as_png(each)).decode('ascii')})" for each in pictures
     )

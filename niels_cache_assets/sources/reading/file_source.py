@@ -15,7 +15,7 @@ from pydantic import Field
 
 from niels_cache_assets.sources.reading.compressed import DamagedFileError
 from niels_cache_assets.sources.reading.encodings import DecodesText, TextOptions
-from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size, files_digest, find_files, find_groups
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files, find_groups
 from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.text_column import text_field_of_pass
@@ -128,7 +128,7 @@ def list_files_for_plan(files: Iterable[SourceFile], split: Split | None, *, has
         split: The split that upstream assigns to their documents, or None.
         hashed: Whether to hash local files. If False, all digests are empty.
     """
-    return [ListedFile(file.name, file_size(file), file_digest(file) if hashed else "", split) for file in files]
+    return [ListedFile(file.name, file.size(), file.digest() if hashed else "", split) for file in files]
 
 
 def locate_listed_files(found: Iterable[SourceFile], files: Sequence[ListedFile]) -> list[SourceFile]:

@@ -32,7 +32,6 @@ from niels_cache_assets.sources.reading.compressed import OnDamage, compression_
 from niels_cache_assets.sources.reading.digests import content_digest
 from niels_cache_runtime.errors import NielsCacheError
 
-ITEM = "item:"  # begins the address of a numbered item, which is no file
 _HUB_FILE = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/")
 
 
@@ -57,6 +56,27 @@ class SourceFile(NamedTuple):
     def open(self) -> AbstractContextManager[IO[bytes]]:
         """Open the file as bytes for a `with` statement, decompressed. It may be local or remote."""
         return open_bytes(self)
+
+    def size(self) -> int:
+        """Return the size in bytes, or 0 if the server of a remote file does not report it."""
+        with file_errors(self):
+            if not self.is_remote:
+                return os.stat(self.url).st_size
+            filesystem, path = _filesystem(self.url)
+            return int(filesystem.info(path).get("size") or 0)
+
+    def digest(self) -> str:
+        """Return the sha256 of the content, or the attributes of a remote file."""
+        with file_errors(self):
+            if self.is_remote:
+                filesystem, path = _filesystem(self.url)
+                info: dict[str, Any] = filesystem.info(path)
+                keys = ("ETag", "etag", "md5", "generation", "size", "LastModified", "mtime")  # names of attributes in common stores
+                return repr([(key, str(info[key])) for key in keys if info.get(key) is not None])
+            state = os.stat(self.url)
+            if not stat.S_ISREG(state.st_mode):
+                raise NielsCacheError(f"{self.name}: not a regular file, so it cannot be read twice; write its content to a file")
+            return content_digest(self.url)
 
 
 def valid_unicode(text: str) -> str:
@@ -440,32 +460,5 @@ def files_digest(files: Iterable[SourceFile]) -> str:
     """
     total = hashlib.sha256()
     for file in files:
-        total.update(f"{file.name}\0{file_digest(file)}\n".encode())
+        total.update(f"{file.name}\0{file.digest()}\n".encode())
     return f"sha256:{total.hexdigest()}"
-
-
-def file_size(file: SourceFile) -> int:
-    """Return the size of a local or remote file in bytes, or 0 if its server does not report it."""
-    with file_errors(file):
-        if file.url.startswith(ITEM):
-            return 1  # so that parts have the same number of items
-        if not file.is_remote:
-            return os.stat(file.url).st_size
-        filesystem, path = _filesystem(file.url)
-        return int(filesystem.info(path).get("size") or 0)
-
-
-def file_digest(file: SourceFile) -> str:
-    """Return the digest of one file: the sha256 of its content, or the attributes of a remote file."""
-    with file_errors(file):
-        if file.url.startswith(ITEM):
-            return ""
-        if file.is_remote:
-            filesystem, path = _filesystem(file.url)
-            info: dict[str, Any] = filesystem.info(path)
-            keys = ("ETag", "etag", "md5", "generation", "size", "LastModified", "mtime")  # names of attributes in common stores
-            return repr([(key, str(info[key])) for key in keys if info.get(key) is not None])
-        state = os.stat(file.url)
-        if not stat.S_ISREG(state.st_mode):
-            raise NielsCacheError(f"{file.name}: not a regular file, so it cannot be read twice; write its content to a file")
-        return content_digest(file.url)

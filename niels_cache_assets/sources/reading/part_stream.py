@@ -17,7 +17,7 @@ import numpy as np
 from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.sources.excluding import excluded_ids, remove_excluded
-from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size
+from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.text_column import errors_without_samples
 from niels_cache_assets.sources.types import ListedFile, SourceWithParts, StreamContext
@@ -186,6 +186,6 @@ def require_unchanged(files: Sequence[tuple[ListedFile, SourceFile]]) -> None:
     for listed, file in files:
         if file.url.startswith("hf://"):
             continue
-        if (file_size(file), file_digest(file)) != (listed.bytes, listed.digest):
+        if (file.size(), file.digest()) != (listed.bytes, listed.digest):
             again = "niels-cache build-all --force" if file.is_remote else "niels-cache build-all"  # only local plans are renewed
             raise NielsCacheError(f"{file.name}: has changed since the plan of this data set was made; make the plan again: {again}")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from niels_cache_assets.artifacts.corpus_report import source_documents
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
-from niels_cache_assets.cleaning import load_cleaning
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.cleaning.measures import STEPS, MeasureHistograms
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import MEASURES_NAME
@@ -91,7 +91,7 @@ def read_measures(directory: Path) -> MeasureHistograms:
 
 def _cleaning(directory: Path) -> dict[str, Any]:
     found = read_measures(directory)
-    rules = [_rule(rule, found) for rule in load_cleaning("filters").RULES if rule.key in found.limits]
+    rules = [_rule(rule, found) for rule in load_beside("cleaning", "filters").RULES if rule.key in found.limits]
     return {"measured": found.measured, "counted": found.documents, "languages": dict(found.languages.most_common()), "rules": rules}
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from niels_cache_assets.base.wording import by_count, format_share, label
-from niels_cache_assets.plots.drawing import MAIN, REST, SECOND, WARNED, Picture, short_number
-from niels_cache_assets.plots.measures import CONTEXT, LENGTH_EDGES, MAX_TURNS, SHARE_BINS, CacheMeasures, ConversationMeasures
+from niels_cache_pages.drawing import MAIN, REST, SECOND, WARNED, Picture, short_number
+from niels_cache_pages.measures import CONTEXT, LENGTH_EDGES, MAX_TURNS, SHARE_BINS, CacheMeasures, ConversationMeasures
 from niels_cache_runtime.format.layout import SIDES, Family
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ from niels_cache_assets.corpus.layout import MEASURES_NAME, SIGNATURES_NAME, cor
 from niels_cache_assets.corpus.order import CorpusInputs
 from niels_cache_assets.dedup.signatures import estimated_jaccard
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.reports import tuning as facts
-from niels_cache_assets.reports.page import render_tuning
-from niels_cache_assets.reports.tuning import tuning
 from niels_cache_cleaning.chain import Cleaner
 from niels_cache_cleaning.filters import RULES
 from niels_cache_cleaning.measuring import limits_of
+from niels_cache_pages import tuning as facts
+from niels_cache_pages.page import render_tuning
+from niels_cache_pages.tuning import tuning
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import notes, verify_cache

@@ -17,11 +17,11 @@ from niels_cache_assets.base.documents import Message
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.inspection.samples import notable, notable_numbers
-from niels_cache_assets.plots import measures as measuring
-from niels_cache_assets.plots.drawing import MAIN, Picture, as_png, as_svg
-from niels_cache_assets.plots.measures import CONTEXT, LENGTH_EDGES, measure_cache
-from niels_cache_assets.plots.pictures import MAX_SOURCES, cache_pictures, ratios_picture
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_pages import measures as measuring
+from niels_cache_pages.drawing import MAIN, Picture, as_png, as_svg
+from niels_cache_pages.measures import CONTEXT, LENGTH_EDGES, measure_cache
+from niels_cache_pages.pictures import MAX_SOURCES, cache_pictures, ratios_picture
 from niels_cache_runtime.format.layout import Family
 from niels_cache_runtime.format.meta import read_meta
 from tests.helpers.dagster_tools import Project, materializations, metadata, rows
@@ -177,9 +177,7 @@ def test_wide_names_of_bars_are_not_cut() -> None:
 
 
 def test_drawing_says_nothing_of_a_home_that_cannot_be_written_or_of_letters_for_the_browser() -> None:
-    drawing = (
-        "from niels_cache_assets.plots.drawing import *; as_svg(Picture(kind='bars', title='日本', names=['本'], values=[1]), 'notes')"
-    )
+    drawing = "from niels_cache_pages.drawing import *; as_svg(Picture(kind='bars', title='日本', names=['本'], values=[1]), 'notes')"
     environment = {name: value for name, value in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")}
     done = subprocess.run([sys.executable, "-c", drawing], env={**environment, "HOME": os.devnull}, capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"", b"")

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,22 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from niels_cache_assets.artifacts.corpus_report import corpus_report
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.reasons import explain
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, by_count, file_size, format_count, format_duration, format_share, label
 from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.facts.published import address_in_store
 from niels_cache_assets.inspection.samples import notable
-from niels_cache_assets.plots.drawing import Picture, as_svg
-from niels_cache_assets.plots.measures import measure_cache
-from niels_cache_assets.plots.pictures import (
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.reports import page_path
+from niels_cache_assets.reports.cache import CODE_VERSION, CacheItem, CacheReport
+from niels_cache_assets.reports.history import date
+from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
+from niels_cache_assets.tokenizer.measures import characters_per_token_by_source
+from niels_cache_pages.drawing import Picture, as_svg
+from niels_cache_pages.measures import measure_cache
+from niels_cache_pages.pictures import (
     cache_pictures,
     corpus_pictures,
     format_measure,
@@ -34,12 +41,6 @@ from niels_cache_assets.plots.pictures import (
     ratios_picture,
     similarity_pictures,
 )
-from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.reports import page_path
-from niels_cache_assets.reports.cache import CODE_VERSION, CacheItem, CacheReport
-from niels_cache_assets.reports.history import date
-from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
-from niels_cache_assets.tokenizer.measures import characters_per_token_by_source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import sha256_text
@@ -57,7 +58,7 @@ def tuning_path(root: Path, name: str) -> Path:
 
 
 def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[str], None] = lambda name: None) -> Drawings:
-    """Return the pictures of each folder as data. The pass of plots/measures.py over a cache takes at most a second or two.
+    """Return the pictures of each folder as data. The pass of measures.py over a cache takes at most a second or two.
 
     Args:
         registry: The configuration.
@@ -93,7 +94,7 @@ def _samples(item: CacheItem) -> list[tuple[str, str]]:
     """Return the title and the beginning of a few documents or examples in the train of a data set, or why they cannot be shown."""
     directory = item.directory
     if item.kind == "repeats" and item.is_built:
-        return import_module("niels_cache_repeats.shown").most_cut(directory.parent.parent, directory.name, item.meta)
+        return load_beside("repeats", "shown").most_cut(directory.parent.parent, directory.name, item.meta)
     for family in FAMILIES:
         if item.kind == family and item.condition == "complete":
             try:
@@ -115,7 +116,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float, with_sam
         with_samples: Whether the page shows the beginnings of a few documents. A build writes no text of documents outside of the cache.
     """
     noticed = {notice.name for notice in report.notices}
-    return _rendered(
+    return render_template(
         "page.html",
         report=report,
         drawings=drawings,
@@ -149,11 +150,11 @@ def _figures(path: Path) -> Callable[[Picture, str], Markup]:
 
 
 def render_tuning(found: Mapping[str, Any]) -> str:
-    """Return the page of a data set with a corpus, given the result of `tuning` in reports/tuning.py."""
+    """Return the page of a data set with a corpus, given the result of `tuning` in tuning.py."""
     cleaning, duplicates = found["cleaning"], found["duplicates"]
     languages = by_count(cleaning["languages"]) if cleaning else []
     others = sum(count for _, count in languages[_LANGUAGES:])
-    return _rendered(
+    return render_template(
         "tuning.html",
         found=found,
         limit_picture=limit_picture,
@@ -165,7 +166,7 @@ def render_tuning(found: Mapping[str, Any]) -> str:
     )
 
 
-def _rendered(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """Return a page that includes its style sheet and allows nothing else.
 
     Args:

@@ -4,7 +4,7 @@ SVG takes its colors and its font from the page, so it is light or dark like the
 dark pages. Equal pictures give equal bytes in a pinned environment, whatever the user's matplotlibrc says.
 
 A picture takes 10 to 60 ms. Only drawing imports matplotlib, which takes half a second. A build of a cache draws PNG only if
-`[dagster] plots` is set. The page that `build-all` writes at its end draws only what the last page does not show (reports/page.py).
+`[dagster] plots` is set. The page that `build-all` writes at its end draws only what the last page does not show (page.py).
 """
 
 import io
