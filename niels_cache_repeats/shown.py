@@ -71,7 +71,7 @@ def find_cuts(
         if other not in opened:
             opened[other] = open_prepared(registry, other, root=root, before=step)
         own, copy = _document(opened[name], row["ordinal"]), _document(opened[other], row["because_ordinal"])
-        length = row["end"] - row["start"]
+        length = len(own["data"][row["start"] : row["end"]].rstrip())
         found.append(
             {
                 **row,
@@ -130,9 +130,10 @@ def most_cut(root: Path, step: str, meta: Meta, *, count: int = 8) -> list[tuple
     for name in meta["datasets"]:
         with open_documents(repeats_dir(root, step) / duplicates_file(name)) as parquet:
             for batch in islice(parquet.iter_batches(columns=keys), _EXAMPLE_BATCHES):
-                for *place, start, end in zip(*(batch[key].to_pylist() for key in keys), strict=True):
-                    copies[tuple(place)] += 1
-                    lengths.setdefault(tuple(place), end - start)
+                for row in zip(*(batch[key].to_pylist() for key in keys), strict=True):
+                    place, (start, end) = row[:-2], row[-2:]
+                    copies[place] += 1
+                    lengths[place] = min(end - start, lengths.get(place, end))  # without blank lines after it
     found = []
     for place, number in copies.most_common(count):
         name, ordinal, start, split = place

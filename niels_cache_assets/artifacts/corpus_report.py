@@ -138,8 +138,9 @@ def funnel(meta: Meta, duplicates: Mapping[str, Any] | None, cuts: Sequence[Any]
             stages.append((f"without {kind} duplicates", documents - lost[0], characters - lost[1], size - lost[2]))
     for cut in cuts:
         _, documents, characters, size = stages[-1]
-        lost = [cut.counts[key] for key in ("emptied", "characters", "bytes")]
-        stages.append((f"without repeated {cut.step}", documents - lost[0], characters - lost[1], size - lost[2]))
+        less = cut.counts
+        name = f"without repeated {cut.step}"
+        stages.append((name, documents - less["emptied"], characters - less["characters"], size - less["bytes"]))
     return [
         {"stage": stage, "documents": documents, "characters": characters, "bytes": size, "estimated_tokens": estimated_tokens(characters)}
         for stage, documents, characters, size in stages

@@ -132,8 +132,6 @@ class Registry:
     tokenizer: TokenizerSettings
     cleaning: CleaningSettings
     dedup: DedupSettings
-    lines: LinesSettings
-    spans: SpansSettings
     pretrain: Mapping[str, PretrainSource]
     sft: Mapping[str, SftSource]
     blend: Mapping[str, BlendSettings]
@@ -147,6 +145,8 @@ class Registry:
     is_fallback: bool = False
     overrides: Tables = field(default_factory=dict)
     advice: tuple[str, ...] = ()
+    lines: LinesSettings = field(default_factory=LinesSettings)
+    spans: SpansSettings = field(default_factory=SpansSettings)
 
     @property
     def settings_origin(self) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache, write_unbuilt_cache
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
@@ -77,11 +79,12 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     build(pages.graph(2, "val_tokens = 50"))
     build(pages.graph(2, 'prepare = ["dedup"]', root="prepared"), [f"corpus/{NAME}"])
     chats = tmp_path_factory.mktemp("chats")
-    table = 'prepare = ["clean"]\nkeep = ["url"]\ncleaning = { mask = ["email"], skip = ["not_english", "language_error"] }\n'
+    table = 'prepare = ["clean", "lines"]\nkeep = ["url"]\ncleaning = { mask = ["email"], skip = ["not_english", "language_error"] }\n'
     table += 'steps = [{ where = "url is not None" }]\n'
     masked = corpus_registry(chats, {"masked": []}, table=table)
     (chats / "masked.jsonl").write_text(json.dumps({"text": f"{articles(1)[0]} ann@web.org", "url": "https://web.org"}) + "\n")
     prepare_corpus(masked, "masked", root=chats, processes=1)
+    materialize(graph(masked, chats).repeats("lines"), notify=False)
     turns: list[Message] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ha"}]
     pair = Conversation(turns, rejected=[turns[0], {"role": "assistant", "content": "No"}])
     options: dict[str, Any] = {"tokenizer": open_model(tiny_model), "val_frac": 0, "seed": 0}

@@ -66,7 +66,7 @@ With --cuts, show the repeated text that was cut out of documents, each next to 
   niels-cache duplicates                                counts of every data set
   niels-cache duplicates wikipedia -n 5                 five random near duplicates
   niels-cache duplicates wikipedia --closest-call -n 5  the five least similar, to check the threshold
-  niels-cache duplicates web --cuts lines --document 12 the lines that were cut out of one document""",
+  niels-cache duplicates web --cuts lines -n 3          three places of repeated lines that were cut""",
     offers={"name": PRETRAIN},
 )
 
