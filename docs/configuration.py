@@ -20,7 +20,7 @@ from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.file_source import RowFileSource
-from niels_cache_assets.sources.reading.keep import HasColumns
+from niels_cache_assets.sources.reading.keep import HasColumns, KeepsColumns
 from niels_cache_assets.sources.types import AddedHubFiles, AddedTable, PretrainSource, SftSource
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
 
@@ -90,6 +90,7 @@ The first rule that applies decides:
 SHARED: tuple[tuple[str, type[BaseModel]], ...] = (
     ("Keys for hub data sets", HubData),
     ("Keys for files", RowFileSource),
+    ("Keys for columns", KeepsColumns),
     ("Keys for rows", HasColumns),
     ("Keys for text encodings", DecodesText),
 )

@@ -34,6 +34,7 @@ _FIRST_KEYS = {
     "text": "enabled sample_by shuffle_buffer train_tokens val_frac val_tokens",
     "html": "enabled shuffle_buffer train_tokens val_frac val_tokens",
     "epub": "enabled shuffle_buffer train_tokens val_frac val_tokens",
+    "warc": "enabled shuffle_buffer train_tokens val_frac val_tokens",
     "interleave": "enabled members shuffle_buffer stopping_strategy train_tokens val_frac val_tokens",
     "python_docs": "enabled shuffle_buffer train_tokens val_frac val_tokens",
     "dolly15k": "config dataset enabled pinned_revision split system_message val_frac val_split",

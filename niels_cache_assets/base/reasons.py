@@ -54,6 +54,14 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
         "non_string_text": _unasked("the text field contains a value that is not text", "check `text_field`"),
         "missing_text_field": _unasked("the row lacks the text field", "set `text_field`, or read these files as a separate data set"),
         "not_text": _unasked("the text contains a NUL, or too many bytes that are invalid in its encoding", _ENCODING),
+        "other_status": _asked("the HTTP status is not in `statuses`"),
+        "other_mime": _asked("the media type is not in `mimes`"),
+        "record_too_large": _asked("the record is larger than `max_document_mib`", "raise `max_document_mib`"),
+        "unreadable_http": _unasked(
+            "the record is no HTTP response, or its body is not in the encoding that its headers name", "check the crawler"
+        ),
+        "damaged_record": _asked("the record is damaged; `keep_damaged` keeps the others", "restore the file"),
+        "no_main_text": _asked("`extractor` found no main text in the page, or failed", "try the other `extractor`"),
         "damaged_file": _asked("the file is damaged; `keep_damaged` keeps the data before the damage", "restore the file"),
         "where": _asked("the condition in `where` is false", "to keep more rows, change `where`"),
         "where_wrong_type": _unasked("`where` compares a value of another type", "correct `where`, or the values"),

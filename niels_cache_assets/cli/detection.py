@@ -38,6 +38,7 @@ KINDS = {
     **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
     ".epub": "epub",
     ".xml": "wikipedia",
+    **dict.fromkeys((".warc", ".wet"), "warc"),
 }
 _ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
 _DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # the name of a part of a dump ends in .xml-p1p41242.bz2; -p*p* means all parts
@@ -226,7 +227,7 @@ def _kind_inside(path: str, text_field: str | None) -> DetectedKind | None:
     named = source_kind(path)
     if named is None and not _size(path):
         return None
-    if named in (None, "text", "wikipedia", "html", "epub"):
+    if named in (None, "text", "wikipedia", "html", "epub", "warc"):
         if named == "wikipedia":
             PRETRAIN_SOURCES["wikipedia"].model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
         with file_errors(SourceFile(path, path)), open_bytes(SourceFile(path, path), lambda damage: None) as stream:

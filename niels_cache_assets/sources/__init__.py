@@ -45,6 +45,7 @@ PRETRAIN_SOURCES: Mapping[str, type[PretrainSource]] = _Kinds(
         "roam": "niels_cache_corpora.roam:Roam",
         "gutenberg": "niels_cache_corpora.gutenberg:Gutenberg",
         "wikipedia": "niels_cache_corpora.wikipedia.source:Wikipedia",
+        "warc": "niels_cache_corpora.warc.source:Warc",
         "huggingface": "Huggingface",
         "markdown_folder": "MarkdownFolder",
         "parquet": "Parquet",

@@ -58,7 +58,6 @@ class Html(Text):
     def _pieces(self, file: SourceFile, position: FilePosition, options: TextOptions) -> Iterator[tuple[int, str, str | None]]:
         try:
             from resiliparse.extract.html2text import extract_plain_text
-            from resiliparse.parse.encoding import map_encoding_to_html5
         except ImportError as error:
             raise NielsCacheError("html and epub need resiliparse; install it: pip install 'niels-cache[documents]'") from error
         if position.row:
@@ -66,20 +65,40 @@ class Html(Text):
         position.row = position.rows = 1
         texts, damaged = [], ""
         for data in self.pages(file, options):
-            declared = _DECLARED.search(re.sub(rb"(?s)<!--.*?-->", b"", data[:2048]))
             name = options.encoding
-            if declared and name == UTF8:
-                label = declared[1].decode()
-                name = map_encoding_to_html5(label, fallback_utf8=False) or label.removeprefix("x-")
-                name = _LARGER.get(name, name)
+            if name == UTF8 and (label := declared_charset(data)):
+                name = encoding_named(label)
             page, marked = decode(data, encoding_at(data[:4], name if is_text_encoding(name) else UTF8))
-            page = _CDATA.sub(lambda found: escape(found[1]), page.removeprefix("\ufeff"))
-            if declarations := _DECLARATIONS.match(page):
-                page = _with_entities(declarations, file.name, options.limit)
-            page = _EMPTY_TAG.sub(r"<\1\2></\1>", page)
+            page = from_xhtml(page.removeprefix("\ufeff"), file.name, options.limit)
             texts.append(extract_plain_text(page, skip_elements=self.skipped).strip())
             damaged += marked or ""
         yield 0, "\n\n".join(filter(None, texts)), damaged or None
+
+
+def declared_charset(data: bytes) -> str | None:
+    """Return the name of the encoding that a page declares in its first 2,048 bytes, outside of comments, or None."""
+    declared = _DECLARED.search(re.sub(rb"(?s)<!--.*?-->", b"", data[:2048]))
+    return declared and declared[1].decode()
+
+
+def encoding_named(label: str) -> str:
+    """Return Python's name of the encoding that browsers use for a label, or the label, if they know none."""
+    from resiliparse.parse.encoding import map_encoding_to_html5
+
+    name = map_encoding_to_html5(label, fallback_utf8=False) or label.removeprefix("x-")
+    return _LARGER.get(name, name)
+
+
+def from_xhtml(page: str, where: str, limit: int) -> str:
+    """Return a page as HTML parsers read it: without empty tags of XHTML, sections of CDATA and declared entities.
+
+    Raises:
+        NielsCacheError: For the reason of `_with_entities`.
+    """
+    page = _CDATA.sub(lambda found: escape(found[1]), page)
+    if declarations := _DECLARATIONS.match(page):
+        page = _with_entities(declarations, where, limit)
+    return _EMPTY_TAG.sub(r"<\1\2></\1>", page)
 
 
 def _with_entities(declarations: re.Match[str], where: str, limit: int) -> str:

@@ -33,7 +33,7 @@ PRETRAIN: dict[str, dict[str, Any]] = {
     "parquet": {"source": "parquet", "files": ["a.parquet"]},
     "jsonl": {"source": "jsonl", "files": ["a.jsonl"]},
     "text": {"source": "text", "files": ["a.txt"]},
-    **{name: {"source": name, "files": [f"a.{name}"]} for name in ("arrow", "csv", "html", "epub")},
+    **{name: {"source": name, "files": [f"a.{name}"]} for name in ("arrow", "csv", "html", "epub", "warc")},
     "interleave": {"source": "interleave", "members": {"text": 1.0, "jsonl": 2.0}},
     "prepared": {"source": "jsonl", "files": ["a.jsonl"], "prepare": ["clean", "dedup"]},
 }

@@ -59,10 +59,11 @@ RUNS = {
     "start.py --shards 20 --ranks 1 2 --rounds 1": ("1, this working tree", "2, this working tree"),
     "stream.py --mib 24 --shard-mib 1 --limit-mib 14 --seconds 1 --rounds 1 --peers": ("niels-cache", "plain loop"),
     "verify.py --mib 4 --shards 2 --rounds 1": ("sha256sum, all cores", "verify, quick"),
+    "warc.py PAGES --megabytes 1 --only source resiliparse": ("source", "resiliparse", "12 pages"),
     "web_cleaning.py --documents 2560 --rounds 1": ("then", "chain, before the compiled loops", "language_error"),
 }
 # The extras and programs that a run needs.
-NEEDS = {"dedup": ("datasketch", "rensa"), "megatron": ("numba",), "remote": ("obstore",), "stream": ("obstore",)}
+NEEDS = {"dedup": ("datasketch", "rensa"), "megatron": ("numba",), "remote": ("obstore",), "stream": ("obstore",), "warc": ("fastwarc",)}
 
 
 def run(*arguments: str) -> str:
@@ -104,7 +105,10 @@ def test_a_run_with_little_data_prints_its_rows(line: str, model: Path, tmp_path
 
         if browser_path() is None:
             pytest.skip("no Chromium or Chrome on this machine")
-    places = {"MODEL": str(model), "PICTURE": str(tmp_path / "curves.png")}
+    (tmp_path / "pages").mkdir()
+    for number in range(12):
+        (tmp_path / "pages" / f"{number}.html").write_text(f"<title>{number}</title>" + "<p>Words about the sea and the weather.</p>" * 40)
+    places = {"MODEL": str(model), "PICTURE": str(tmp_path / "curves.png"), "PAGES": str(tmp_path / "pages")}
     printed = run(str(BENCHMARKS / script), *(places.get(argument, argument) for argument in arguments))
     assert [words for words in RUNS[line] if words not in printed] == []
     measured = [row for row in rows_of(printed)[1:] if "measured" in rows_of(printed)[0]]

@@ -69,8 +69,9 @@ anything.
 measured value. A build saves 50 randomly sampled examples per reason.
 
 The extension of FILE determines its format: .txt, .md, .rst, .html and .epub (one document per file),
-.jsonl, .json, .csv, .tsv, .parquet, .arrow and .feather (one per row) or .xml (a MediaWiki dump). Text
-files may be compressed as .gz, .bz2, .xz or .zst. For a folder, all such files in it are read. The thresholds come from [cleaning] in your
+.jsonl, .json, .csv, .tsv, .parquet, .arrow and .feather (one per row), .xml (a MediaWiki dump), .warc and
+.wet (one per record). Text files may be compressed as .gz, .bz2, .xz or .zst. For a folder, all such files
+in it are read. The thresholds come from [cleaning] in your
 configuration.""",
     examples="""\
   niels-cache clean notes/ articles.jsonl.gz                   counts by reason

@@ -216,7 +216,7 @@ class _Decompressed(io.RawIOBase):
         self._on_damage = on_damage
         self._stream: Any = None
         self._compressed = b""  # compressed bytes that were read, but not yet given to a stream
-        self._streams = 0
+        self._streams = self._taken = self.start = 0  # `start` is the offset in the source of the stream that is being read
         self._offset = 0
         self.is_damaged = False
 
@@ -267,7 +267,10 @@ class _Decompressed(io.RawIOBase):
     def _take(self) -> bytes:
         """Return compressed bytes: the rest after a stream that has ended, or otherwise the next bytes of the file."""
         taken, self._compressed = self._compressed, b""
-        return taken or self.source.read(_COMPRESSED_BLOCK)
+        if not taken:
+            taken = self.source.read(_COMPRESSED_BLOCK)
+            self._taken += len(taken)
+        return taken
 
     def _next_stream(self) -> bool:
         """Skip padding and start a stream. Return False at the end of the file."""
@@ -282,6 +285,7 @@ class _Decompressed(io.RawIOBase):
             if padding and padding % self._format.padding:
                 raise EOFError("the bytes after a stream are neither padding nor a stream")
             self._compressed = compressed
+            self.start = self._taken - len(compressed)
             self._stream = self._format.start()
             self._streams += 1
             return True

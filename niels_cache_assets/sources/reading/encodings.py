@@ -475,7 +475,7 @@ def decoding_warning(meta: Mapping[str, Any]) -> str | None:
         meta: The meta.json of the build.
     """
     facts, source = meta.get("facts", {}), meta.get("source", {})
-    encoding = "of their encoding" if source.get("kind") == "interleave" else source.get("encoding", UTF8)
+    encoding = "of their encoding" if source.get("kind") in ("interleave", "warc") else source.get("encoding", UTF8)
     problems = []
     if REPLACED in facts:
         problems.append(f"{facts[REPLACED]['bytes']:,} bytes are not {encoding} and became U+FFFD ({_most_damaged(facts[REPLACED])})")

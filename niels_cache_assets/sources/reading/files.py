@@ -425,14 +425,15 @@ def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> Iterator[
         NielsCacheError: If the file must not be read as text (`base/first_bytes.py`), or its compression is not that of its suffix.
     """
     compression = compression_of(file.name)  # called before opening, so that the message names the unknown compression
-    with file_errors(file), _open_raw(file) as raw:
+    with file_errors(file), open_raw(file) as raw:
         refuse_content(first_bytes(raw), file.name, compression)
         with decompressed(raw, file.name, on_damage) as stream:
             refuse_content(first_bytes(stream), file.name, None)
             yield stream
 
 
-def _open_raw(file: SourceFile) -> IO[bytes]:
+def open_raw(file: SourceFile) -> IO[bytes]:
+    """Open a file without decompression. Call this inside `file_errors(file)`."""
     if not file.is_remote:
         return open(file.url, "rb")
     filesystem, path = _filesystem(file.url)
@@ -444,7 +445,7 @@ def open_seekable(file: SourceFile) -> IO[bytes]:
 
     Call this inside `file_errors(file)`.
     """
-    return decompressed(_open_raw(file), file.name)
+    return decompressed(open_raw(file), file.name)
 
 
 def first_bytes(stream: IO[bytes]) -> bytes:

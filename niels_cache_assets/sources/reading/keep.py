@@ -22,18 +22,14 @@ from niels_cache_runtime.errors import NielsCacheError
 MAX_CHARACTERS = 8192  # maximum length of the kept values of a row
 
 
-class HasColumns(Source):
-    """The keys that name columns of rows."""
+class KeepsColumns(Source):
+    """The keys `keep` and `where`."""
 
     keep: KeptColumns = Field((), strict=False)
     """Columns to keep in the corpus, the lineage, `trace` and `export text`, such as ["url", "score"]"""
     where: str | None = Field(
         None, description='A condition on columns that each row must meet, such as "int_score >= 3 and language_score > 0.9"'
     )
-    text_field: str | None = None
-    """Field with the text; by default `text` if it exists, otherwise the only field that could contain text"""
-    id_field: str | None = None
-    """Field with the source id; by default `id` if it exists, otherwise file#row"""
 
     @field_validator("where")
     @classmethod
@@ -64,6 +60,15 @@ class HasColumns(Source):
             return None
         return encode_kept({name: values.get(name) for name in self.keep}, file, row)
 
+
+class HasColumns(KeepsColumns):
+    """The keys that name columns of rows."""
+
+    text_field: str | None = None
+    """Field with the text; by default `text` if it exists, otherwise the only field that could contain text"""
+    id_field: str | None = None
+    """Field with the source id; by default `id` if it exists, otherwise file#row"""
+
     def require_columns(self, columns: Iterable[str], where: str) -> None:
         """Check that the columns of `where`, `keep` and `id_field` exist.
 
@@ -80,7 +85,7 @@ class HasColumns(Source):
 
 
 def encode_kept(kept: Mapping[str, Any], file: str, row: int) -> str:
-    """Return the kept values of a row as JSON. See `HasColumns.kept_of`."""
+    """Return the kept values of a row as JSON. See `KeepsColumns.kept_of`."""
     try:
         text = _encode_finite(kept)
     except RecursionError as error:

@@ -51,13 +51,17 @@ class FilePosition:
             return None
         return min(bytes_read(self._stream) / size, 1.0)
 
+    def follow(self, stream: IO[bytes]) -> None:
+        """Measure the share by the place in this stream."""
+        self._stream = stream
+
     def seek(self, stream: IO[bytes]) -> int:
         """Move a newly opened stream close to the next row, but not past it.
 
         Returns:
             The number of the row at which the stream is now.
         """
-        self._stream = stream
+        self.follow(stream)
         if self.offset and stream.seekable():
             stream.seek(self.offset)
         else:
