@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from niels_cache_assets.artifacts.corpus_report import corpus_report
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.reasons import explain
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, by_count, file_size, format_count, format_duration, format_share, label
 from niels_cache_assets.facts.contents import content_cells
@@ -93,7 +94,7 @@ def _samples(item: CacheItem) -> list[tuple[str, str]]:
     """Return the title and the beginning of a few documents or examples in the train of a data set, or why they cannot be shown."""
     directory = item.directory
     if item.kind == "repeats" and item.is_built:
-        return import_module("niels_cache_repeats.shown").most_cut(directory.parent.parent, directory.name, item.meta)
+        return load_beside("repeats", "shown").most_cut(directory.parent.parent, directory.name, item.meta)
     for family in FAMILIES:
         if item.kind == family and item.condition == "complete":
             try:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import BuildJob, ReportedProgress, RootArtifact, WriteResult, corpus_keys
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.corpus.identity import dedup_order
@@ -135,7 +135,7 @@ class Repeats(RootArtifact):
             "order": [*corpora],
             "missing": sorted(missing),
             "inputs": {name: prepared.identity() for name, prepared in corpora.items()},
-            "code_version": import_module(f"niels_cache_repeats.{self.step}").CODE_VERSION,
+            "code_version": load_beside("repeats", self.step).CODE_VERSION,
         }
 
     def warning(self) -> str | None:
@@ -162,7 +162,7 @@ class Repeats(RootArtifact):
                 f"{folder}: the repeated {self.step} of {name!r} were found for other splits; "
                 f"set seed and val_frac in the configuration and not for one run, then {advice}"
             )
-        found = import_module("niels_cache_repeats.cuts").CutList(step=self.step, name=name, directory=folder, meta=meta)
+        found = load_beside("repeats", "cuts").CutList(step=self.step, name=name, directory=folder, meta=meta)
         return replace(prepared, cuts=(*prepared.cuts, found))
 
     def owns(self, name: str) -> bool:
@@ -171,7 +171,7 @@ class Repeats(RootArtifact):
     def need(self) -> SpaceNeed | None:
         """Return the disk space of the search."""
         text = sum(prepared.meta["bytes"]["after"] for prepared in self._opened[0].values())
-        module = import_module(f"niels_cache_repeats.{self.step}")
+        module = load_beside("repeats", self.step)
         size = module.scratch_bytes(text, getattr(self.registry, self.step))
         return SpaceNeed(bytes=size, reason=f"the search for repeated {self.step} in {file_size(text)} of text", certain=False)
 
@@ -182,7 +182,7 @@ class Repeats(RootArtifact):
         files: Files = {}
         scratch = work.directory / SCRATCH_NAME
         scratch.mkdir()
-        datasets = import_module("niels_cache_repeats.search").write_cuts(
+        datasets = load_beside("repeats", "search").write_cuts(
             self.step,
             [*corpora.values()],
             getattr(self.registry, self.step),

@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
-from importlib import import_module
 from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.wording import format_count, format_share
 from niels_cache_assets.cli import console
 from niels_cache_assets.cli.command import (
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
     registry, root = open_registry(arguments)
     seed = draw_seed(arguments.seed)
     if arguments.cuts is not None:
-        import_module("niels_cache_repeats.shown").print_cuts(arguments, registry, root, seed, console)
+        load_beside("repeats", "shown").print_cuts(arguments, registry, root, seed, console)
         return
     if arguments.name is None:
         lists = find_drop_lists(registry, root)
