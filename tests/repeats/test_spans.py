@@ -213,7 +213,8 @@ def test_a_corpus_is_read_without_its_repeated_spans(tmp_path: Path) -> None:
         "first": ["".join(page[:5]), "".join(page[5:10])],
         "second": ["".join(page[20:25]) + "".join(page[:4]), "".join(page[:5]), "".join(page[30:35])],
     }
-    registry = corpus_registry(tmp_path, texts, settings="[build]\nthreads = 1\n[spans]\nranges = 3\n", table='prepare = ["spans"]\nval_frac = 0\n')
+    settings = "[build]\nthreads = 1\n[spans]\nranges = 3\n"
+    registry = corpus_registry(tmp_path, texts, settings=settings, table='prepare = ["spans"]\nval_frac = 0\n')
     artifacts = graph(registry, tmp_path / "cache")
     for key in ("corpus/first", "corpus/second", "repeats/spans"):
         outcome = materialize(artifacts[key], notify=False)
