@@ -46,6 +46,7 @@ _FIRST_KEYS = {
     " min_alpha_word_share min_characters min_language_share min_mean_word_length min_stopwords min_words skip",
     "dedup": "bands ngram num_perm priority rows threshold verify",
     "lines": "max_copies min_characters",
+    "spans": "min_bytes",
     "tokenizer": "character_coverage model model_type sample_bytes special_tokens train_on vocab_size",
     "added": "parts revision train_tokens",
     "blend": "num_samples part seed sequence_length split weights",

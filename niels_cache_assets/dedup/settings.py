@@ -50,5 +50,7 @@ class LinesSettings(Table):
 class SpansSettings(Table):
     """[spans]: which repeated spans are cut, for every data set with `prepare = [..., "spans"]`."""
 
-    ranges: int = Field(1, ge=1, le=1024)
-    """Number of ranges. More ranges need less memory or disk, and cut the same text"""
+    min_bytes: int = Field(200, ge=50, le=65_536)
+    """Length of the shortest span in bytes of UTF-8. 200 bytes are about 50 tokens"""
+    ranges: int | None = Field(None, ge=1, le=1024)
+    """Number of hash ranges, by default one for each 4 MB of text, at most 256. The number does not change what is cut"""
