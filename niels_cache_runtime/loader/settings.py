@@ -31,6 +31,7 @@ from niels_cache_runtime.loader.blocks import MAX_LANES, resolve_machines
 from niels_cache_runtime.loader.lots import LotWindows
 from niels_cache_runtime.loader.order import MAX_SEED
 from niels_cache_runtime.loader.packing.documents import DocumentPacking, PackedDocuments
+from niels_cache_runtime.loader.packing.fim import FIM
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.loader.preference.rows import PackedPairs
 from niels_cache_runtime.loader.source import NamedSources, SampleSource
@@ -175,6 +176,7 @@ class LoaderSettings:
     max_documents: int | None = None
     cp_rank: int = 0
     cp_size: int = 1
+    fim: FIM | None = None
     pairs: bool = False
 
     @classmethod
@@ -218,6 +220,10 @@ class LoaderSettings:
             raise NielsCacheError(f"sft={given['sft']!r:.60}: must be SFT(...), such as SFT(loss_on='all')")
         given["order"] = _checked_order(given["order"], given["world_size"])
         given["packing"] = _checked_packing(given["packing"], T=given["T"], stride=given["stride"])
+        if given["fim"] is not None and not isinstance(given["fim"], FIM):
+            raise NielsCacheError(f"fim={given['fim']!r:.60}: must be FIM(...), such as FIM(rate=0.5)")
+        if given["fim"] and not given["packing"]:
+            raise NielsCacheError("fim: needs packing='best_fit', because a window of a stream cannot grow by the three tokens of FIM")
         pad_to, needed = given["packing"] and given["packing"].pad_documents_to, 2 * given["cp_size"]
         if given["cp_size"] > 1 and (pad_to or 1) % needed:
             raise NielsCacheError(
@@ -259,10 +265,11 @@ class LoaderSettings:
         found |= {"document_packing": _PACKINGS[0], **self.plan_settings()} if self.packing else {}
         return found | of_order | ({"kind": "preference", "packing": self.sft.packing} if self.pairs else {})
 
-    def plan_settings(self) -> dict[str, int]:
+    def plan_settings(self) -> dict[str, Any]:
         """Return the settings that change the plan of packed rows, by name. Only those that are set."""
         of_packing = {} if self.packing is None else vars(self.packing)
-        return {name: of[name] for name in PLAN_SETTINGS for of in (of_packing, vars(self)) if of.get(name)}
+        found = {name: of[name] for name in PLAN_SETTINGS for of in (of_packing, vars(self)) if of.get(name)}
+        return found | ({"fim": dict(vars(self.fim))} if self.fim else {})
 
     def state_settings(self) -> dict[str, Any]:
         """Return the entries of a state, from which `saved_arguments` builds an equal loader. They are JSON-able.
@@ -287,7 +294,7 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
     """
     of_blocks, of_pairs = _entries_of(Blocks()) if "order" in settings else {}, ("kind", "packing") if "kind" in settings else ()
     of_packing = ("document_packing", *_BEST_FIT_SETTINGS) if "document_packing" in settings else ()
-    optional = {*of_packing, "max_documents", *WEIGHT_SETTINGS} & settings.keys()
+    optional = {*of_packing, "max_documents", "fim", *WEIGHT_SETTINGS} & settings.keys()
     expected = {*_SAMPLE_SETTINGS, *_SFT_SETTINGS, *_RUN_SETTINGS, *of_blocks, *of_pairs, *optional}
     if set(settings) != expected:
         other = sorted(set(settings) ^ expected)[0]
@@ -302,6 +309,11 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
     if given["on_exhausted"] == "restart":
         del given["on_exhausted"]
     given["sft"] = SFT(**{name: settings[name] for name in (*_SFT_SETTINGS, "packing") if name in settings})
+    if "fim" in settings:
+        try:
+            given["fim"] = FIM(**settings["fim"])
+        except TypeError as error:
+            raise NielsCacheError(f"state: its settings have fim={settings['fim']!r:.80}; it was edited") from error
     if "document_packing" in settings:
         given["packing"] = BestFit(**{name: settings[name] for name in _BEST_FIT_SETTINGS if name in settings})
     if of_blocks:

@@ -14,8 +14,11 @@ loop finds a row with one lookup in a bitset of the room that rows have left. `r
 """
 
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +31,9 @@ PACKING_VERSION = 1  # must change whenever the same lengths, capacity, seed and
 # The content of each row in a group, a linked list from the last placed examples to the first:
 # (content placed before, length, number of examples of that length per row).
 _Content = tuple["_Content | None", int, int]
+
+# By length: the class, first place and number of places of the examples of this length.
+Slots = dict[int, list[tuple[int, int, int]]]
 
 
 class RowGroup(NamedTuple):
@@ -139,6 +145,38 @@ def group_rows_of_few(histogram: Ints, *, capacity: int, most: int) -> list[RowG
                 lengths ^= 1 << length
         groups.append(RowGroup(rows, sorted(content.items(), reverse=True)))
     return groups
+
+
+def assign_slots(groups: Iterable[RowGroup], slots: Slots) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+    """Give each example in groups of equal rows a place in its class. Yield groups of rows whose places are consecutive.
+
+    Args:
+        groups: The groups.
+        slots: The places of the classes.
+
+    Yields:
+        The number of rows, and (class, number of examples per row, the first place) of their examples.
+    """
+    ends = {length: [*accumulate(count for *_, count in own)] for length, own in slots.items()}
+    taken = dict.fromkeys(slots, 0)
+    for rows, content in groups:
+        cuts = {0, rows}
+        for length, times in content:
+            first = taken[length]
+            for end in ends[length][bisect_right(ends[length], first) : bisect_left(ends[length], first + rows * times)]:
+                cuts |= {(end - first) // times, -((first - end) // times)}
+        for first, stop in pairwise(sorted(cuts)):
+            entries = []
+            for length, times in content:
+                place, row_end = taken[length], taken[length] + times
+                while place < row_end:
+                    number = bisect_right(ends[length], place)
+                    of_class, begin, count = slots[length][number]
+                    end = min(row_end, ends[length][number])
+                    entries.append((of_class, end - place, begin + count + place - ends[length][number]))
+                    place = end
+                taken[length] += (stop - first) * times
+            yield stop - first, entries
 
 
 def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
