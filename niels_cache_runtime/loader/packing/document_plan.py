@@ -25,7 +25,7 @@ twice, 50 ns for a document. A row costs a few array operations for each batch, 
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -132,19 +132,6 @@ class PieceSettings(NamedTuple):
         """Return the number of columns of pieces with so many tokens."""
         return np.where(lengths > self.T, lengths, -(-lengths // self.pad_to) * self.pad_to)
 
-    def growing(self, lengths: Ints, sizes: Ints, before: Ints) -> Ints:
-        """Return how many pieces of each class grow.
-
-        Args:
-            lengths: (n,), the lengths of the classes.
-            sizes: (n,), the number of pieces of each class.
-            before: (1,), the number of pieces that might grow in earlier units. Those of these classes are added to it.
-        """
-        can_grow = (lengths + GROWTH <= self.T + 1) | (lengths == self.alone)
-        counts = np.append(before, np.where(can_grow, sizes, 0)).cumsum()
-        before[0] = counts[-1]
-        return np.diff(np.floor(self.rate * counts + 0.5).astype(IDX_DTYPE))
-
 
 class PlanTotals(NamedTuple):
     """Counts over all rows of a plan. `str` gives one line.
@@ -212,7 +199,7 @@ class Pieces(NamedTuple):
 
 
 class EpochKeys:
-    """What decides, in an epoch, the place of each document among those of its class, and the order of the pieces in a row.
+    """What decides, in an epoch, the place of each document among those of its class, the order of the pieces in a row, and their cuts.
 
     Args:
         seed: The seed of the loader.
@@ -220,9 +207,9 @@ class EpochKeys:
     """
 
     def __init__(self, seed: int, epoch: int) -> None:
-        stream = hashlib.shake_256(f"niels-cache documents {DOCUMENT_PLAN_VERSION} {seed} {epoch}".encode()).digest(16 + _ROUNDS * 4)
-        self._classes, self._rows = np.frombuffer(stream[:16], dtype="<u8").astype(np.uint64)
-        self._factors = np.frombuffer(stream[16:], dtype="<u4").astype(np.uint32) | np.uint32(1)
+        stream = hashlib.shake_256(f"niels-cache documents {DOCUMENT_PLAN_VERSION} {seed} {epoch}".encode()).digest(24 + _ROUNDS * 4)
+        self._classes, self._rows, self._draws = np.frombuffer(stream[:16] + stream[-8:], dtype="<u8").astype(np.uint64)
+        self._factors = np.frombuffer(stream[16:-8], dtype="<u4").astype(np.uint32) | np.uint32(1)
 
     def place(self, places: Ints, classes: Array, times: Ints, *, backwards: bool = False) -> Ints:
         """Return the ordinal in its class at each place, or with `backwards` the place of each ordinal.
@@ -235,7 +222,7 @@ class EpochKeys:
         """
         size, length, unit = classes.view(np.uint64)
         side = np.ceil(np.sqrt(size))  # of a square: with a side of 2, some pairs of 5 documents are seen too often
-        of_classes = mixed((unit << _HALF | length) + self._classes), side, size
+        of_classes = _mixed((unit << _HALF | length) + self._classes), side, size
         summands, sides, sizes = (values.astype(np.uint32).repeat(times) for values in of_classes)
         keys = [(summands, factor) for factor in self._factors]
         return permute(places.astype(np.uint32), sizes, (sides, sides), keys, backwards=backwards).astype(IDX_DTYPE)
@@ -244,10 +231,14 @@ class EpochKeys:
         """Return a number of 32 bits for each slot that decides its place in its row, given the number of slots in each row."""
         numbers = ((rows.view(np.uint64) << np.uint64(20)) + self._rows).repeat(counts)
         numbers += slots.view(np.uint64)
-        return mixed(numbers)
+        return _mixed(numbers)
+
+    def draw(self, starts: Ints) -> Ints:
+        """Return three numbers of 32 bits for the piece that begins at each of these tokens, (3, n)."""
+        return _mixed((starts.view(np.uint64) << np.uint64(2)) + (self._draws + np.arange(3, dtype=np.uint64)[:, None])).astype(IDX_DTYPE)
 
 
-def mixed(numbers: Uints) -> Array:
+def _mixed(numbers: Uints) -> Array:
     """Return a hash of 32 bits of each number. It overwrites the numbers, because fresh memory costs more than the arithmetic."""
     for _ in range(2):
         numbers *= MULTIPLIER
@@ -278,7 +269,7 @@ def build_document_plan(
     group_ends, group_entries = [0], [0]
     entries: list[tuple[int, int, int]] = []
     class_count = ordinal_count = columns = whole_rows = fim = unfit = 0
-    before = np.zeros(1, dtype=np.int64)
+    candidates = np.zeros(1, dtype=np.int64)  # the pieces that might grow in all units so far
     ordinals = allocate("ordinals", (counts["rests"] + 1,), _ORDINAL)  # one more, so that the class of full pieces has an ordinal too
     ordinals[-1] = 0
     for number, ((document, full), (last_document, last_full)) in enumerate(pairwise(firsts)):
@@ -292,30 +283,27 @@ def build_document_plan(
         sizes, fulls = histogram[lengths - 1], last_full - full
         own = [np.cumsum(sizes) - sizes + ordinal_count, np.full_like(sizes, document), sizes, lengths, np.full_like(sizes, number)]
         ordinal_count += int(sizes.sum())
-        groups: list[tuple[int, list[tuple[int, int, int]]]] = []
         if fulls:  # a class without ordinals, because each of these pieces has a row of its own
-            groups.append((fulls, [(class_count + len(lengths), 1, 0)]))
             of_fulls = 0, 0, fulls if settings.rate else 1, settings.alone, number
             own = [np.append(column, value) for column, value in zip(own, of_fulls, strict=True)]
-        growing = settings.growing(own[3], own[2], before)
-        for slots in _slots(own[3][: len(lengths)], sizes, growing, class_count, settings):
-            widths = np.zeros(T + 2, dtype=np.int64)
-            widths[[*slots]] = [sum(count for *_, count in places) for places in slots.values()]
-            columns += int((widths * np.minimum(np.arange(T + 2), settings.capacity)).sum())
-            wide, widths[T + 1] = int(widths[T + 1]), 0
-            packed = [RowGroup(wide, [(T + 1, 1)])] * (wide > 0) + _group(widths, settings)
-            whole_rows += sum(rows for rows, content in packed if sum(length * times for length, times in content) > T)
-            groups += assign_slots(packed, slots)
-        of_fulls_wide = int(growing[len(lengths) :].sum()) if settings.rate else fulls
-        whole_rows += of_fulls_wide
-        columns += of_fulls_wide * settings.capacity + (fulls - of_fulls_wide) * int(settings.padded(np.array(T + 1 - GROWTH)))
-        fim, unfit = fim + int(growing.sum()), unfit + int(histogram[T + 1 - GROWTH :].sum())
+        fits = (own[3] <= T + 1 - GROWTH) | (own[3] == settings.alone)
+        candidates = np.append(candidates[-1], own[2] * fits).cumsum()
+        growing = np.diff(np.floor(settings.rate * candidates + 0.5).astype(IDX_DTYPE))
+        wide = int(growing[-1]) if fulls and settings.rate else fulls
+        groups: list[tuple[int, int, list[tuple[int, int, int]]]] = [(wide, T + 1, [(class_count + len(sizes), 1, 0)])]
+        groups.append((fulls - wide, T + 1 - GROWTH, [(class_count + len(sizes), 1, wide)]))
+        for slots in _slots(lengths, sizes, growing, class_count, settings):
+            groups += assign_slots(_group(slots, settings), slots)
         class_count += len(own[0])
         classes.append(np.stack([*own, growing] if settings.rate else own))
-        for rows, content in groups:
-            entries += content
-            group_ends.append(group_ends[-1] + rows)
-            group_entries.append(len(entries))
+        fim, unfit = fim + int(growing.sum()), unfit + int(own[2][~fits].sum())
+        for rows, filled, content in groups:
+            if rows:
+                entries += content
+                group_ends.append(group_ends[-1] + rows)
+                group_entries.append(len(entries))
+                columns += rows * min(filled, settings.capacity)
+                whole_rows += rows if filled > T else 0
     units.append(PlanUnit(starts[-1], *firsts[-1], group_ends[-1]))
     documents, pieces = len(ends) - counts["left_out"], units[-1].full + counts["rests"]
     tokens = int(ends[-1]) - len(ends) + pieces + (pieces - documents) * settings.bos + GROWTH * fim
@@ -330,7 +318,7 @@ def build_document_plan(
         left_out=counts["left_out"],
         least_rows=max(-(-columns // settings.capacity), units[-1].full - (-counts["rests"] // (settings.most or counts["rests"] or 1))),
         fim=fim,
-        fim_unfit=unfit if settings.rate else 0,
+        fim_unfit=unfit * (settings.rate > 0),
     )
     tables: dict[str, Array] = {
         "units": np.array(units, dtype=np.int64),
@@ -373,20 +361,26 @@ def _count_full_pieces(allocate: Allocate, ends: Ints, settings: PieceSettings) 
     return stored, counts
 
 
-def _slots(lengths: Ints, sizes: Ints, growing: Ints, first: int, settings: PieceSettings) -> Iterable[Slots]:
+def _slots(lengths: Ints, sizes: Ints, growing: Ints, first: int, settings: PieceSettings) -> tuple[Slots, Slots]:
     """Return the places of the classes of rests by the columns that they take, apart for rows of pieces that grow and of others."""
     apart: tuple[Slots, Slots] = {}, {}
-    for number, (length, size, grows) in enumerate(zip(lengths.tolist(), sizes.tolist(), growing.tolist(), strict=False), first):
-        for slots, place, count, columns in ((apart[0], grows, size - grows, length), (apart[settings.by_row], 0, grows, length + GROWTH)):
+    columns = settings.padded(lengths), settings.padded(lengths + GROWTH), sizes, growing
+    for number, (plain, grown, size, grows) in enumerate(zip(*(each.tolist() for each in columns), strict=False), first):
+        for slots, width, place, count in ((apart[0], plain, grows, size - grows), (apart[settings.by_row], grown, 0, grows)):
             if count:
-                slots.setdefault(int(settings.padded(np.array(columns))), []).append((number, place, count))
-    return filter(None, apart)
+                slots.setdefault(width, []).append((number, place, count))
+    return apart
 
 
-def _group(histogram: Ints, settings: PieceSettings) -> list[RowGroup]:
+def _group(slots: Slots, settings: PieceSettings) -> list[RowGroup]:
+    T, capacity = settings.T, settings.capacity
+    histogram = np.zeros(T + 2, dtype=np.int64)
+    for length, places in slots.items():
+        histogram[length] = sum(count for *_, count in places)
+    wide = [RowGroup(rows, [(T + 1, 1)]) for rows in histogram[T + 1 :].tolist() if rows]
     if settings.most is None:
-        return group_rows(histogram, capacity=settings.capacity)
-    return group_rows_of_few(histogram, capacity=settings.capacity, most=settings.most)
+        return wide + group_rows(histogram[: T + 1], capacity=capacity)
+    return wide + group_rows_of_few(histogram[: T + 1], capacity=capacity, most=settings.most)
 
 
 def _unit_starts(ends: Ints, edges: Ints, unit_documents: int) -> list[int]:

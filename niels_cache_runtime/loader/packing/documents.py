@@ -31,7 +31,7 @@ from niels_cache_runtime.loader.packing.document_plan import (
     PlanTotals,
     build_document_plan,
 )
-from niels_cache_runtime.loader.packing.fim import find_sentinels, rearrange, secret_of
+from niels_cache_runtime.loader.packing.fim import find_sentinels, rearrange
 from niels_cache_runtime.loader.packing.rows_ahead import PackedRows, RowsAhead
 from niels_cache_runtime.loader.packing.segments import RowSegments
 from niels_cache_runtime.loader.source import Heads, SampleRows, SourceBlocks, TokenOrigins
@@ -116,8 +116,8 @@ class PackedDocuments(PretrainWindows):
         if self._fim:
             vocab_size = (self.meta or {}).get("vocab_size", max_vocab_size(self._dtype))
             self.sentinels = find_sentinels(self._fim, Path(self.path).parent, vocab_size)
-        self._ends_with_eot = (self.meta or {}).get("append_eot") is True
-        self._begins_with_bos = isinstance(ids, dict) and ids.get("bos") is not None
+        has_bos = isinstance(ids, dict) and ids.get("bos") is not None
+        self._outside = {"bos": int(has_bos), "eot": int((self.meta or {}).get("append_eot") is True)}
         self._spelled = 0
         self._plan = self.plan_of(documents)
         self._earlier = [(epoch, self.plan_of(count)) for epoch, count in self.packing.earlier]
@@ -316,23 +316,16 @@ class PackedDocuments(PretrainWindows):
         is_fim, sentinels = np.zeros(len(rows), dtype=np.bool_), rows[:0]
         if fim is not None:
             chosen = np.flatnonzero(np.insert(fim, begun, False))
-            firsts, lasts = starts[chosen], starts[chosen] + lengths[chosen] - GROWTH
-            ends = np.asarray(self.doc_ends).view(IDX_DTYPE)
-            documents = ends.searchsorted(firsts, side="right")
-            begins = firsts == np.where(documents > 0, ends[documents - 1], 0)
-            found = rearrange(
+            found, sentinels, repeated = rearrange(
                 (rows, starts, lengths, pads),
                 chosen,
-                outside=(
-                    (begins & self._begins_with_bos).astype(IDX_DTYPE),
-                    (self._ends_with_eot & (lasts == ends[documents])).astype(IDX_DTYPE),
-                ),
-                continues=~begins,
-                secret=secret_of(self.packing.seed, epoch),
+                np.asarray(self.doc_ends).view(IDX_DTYPE),
+                keys=epoch_keys(self.packing.seed or 0, epoch),
+                **self._outside,
                 spm_rate=self._fim["spm_rate"],
                 T=self.T,
             )
-            (rows, starts, lengths, pads), is_fim, sentinels, repeated = found
+            rows, starts, lengths, pads, is_fim = found
             ignored = np.sort(np.concatenate([ignored, repeated]), kind="stable")
         return PackedRows(
             self.T, rows, starts, lengths, pads, filled, boundaries, ignored, padding, segments.places[begun], is_fim, sentinels

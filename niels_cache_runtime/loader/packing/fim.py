@@ -15,11 +15,9 @@ every piece of a long one, is rearranged by itself inside one row, and is three 
 `document_plan` decides which documents are rearranged in an epoch, and keeps three columns for each. `documents` reads the rows.
 """
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -28,12 +26,11 @@ import numpy as np
 
 from niels_cache_runtime.cache.checks import NamesArguments, check_choice, check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME, TOKENIZER_MODEL_NAMES, Bools, Ints, tokenizer_dir
+from niels_cache_runtime.format.layout import Array, Ints, tokenizer_dir
 from niels_cache_runtime.format.safe_open import read_regular
-from niels_cache_runtime.loader.packing.document_plan import GROWTH, mixed
+from niels_cache_runtime.loader.packing.document_plan import GROWTH, EpochKeys
 
-FIM_VERSION = 1  # must change whenever the same document, seed and epoch would be cut at other places
-LEVELS = ("document", "row")
+_KEYS = ("pre", "suf", "mid")
 _NAMES = (  # of pre, suf and mid
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
@@ -43,7 +40,6 @@ _NAMES = (  # of pre, suf and mid
 )
 _SENTINELS = [1, 3, 5]  # the parts of a rearranged piece that are one
 _MOST_BYTES = 1 << 30
-_FIRST_FIELD = 0x0A  # of a message of Protobuf, with a length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +69,10 @@ class FIM(NamesArguments):
     def __post_init__(self) -> None:
         for name in ("rate", "spm_rate"):
             value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 <= float(value) <= 1 or (name == "rate" and not value):
-                raise NielsCacheError(f"{name}={value!r:.60}: must be a number from 0 to 1, and rate above 0; for no FIM, leave fim out")
+            if not isinstance(value, Real) or not 0 <= float(value) <= 1:
+                raise NielsCacheError(f"{name}={value!r:.60}: must be a number from 0 to 1")
             object.__setattr__(self, name, float(value))
-        check_choice("level", self.level, LEVELS)
+        check_choice("level", self.level, ("document", "row"))
         if len({self.pre, self.suf, self.mid} - {None}) not in (0, 3):
             raise NielsCacheError(f"pre={self.pre!r}, suf={self.suf!r}, mid={self.mid!r}: must be three different tokens; give all or none")
 
@@ -85,119 +81,73 @@ def find_sentinels(fim: Mapping[str, Any], dataset: Path, vocab_size: int) -> tu
     """Return the ids of pre, suf and mid.
 
     Args:
-        fim: `pre`, `suf` and `mid` of FIM.
-        dataset: The folder of a data set. A tokenizer is looked for in it, beside it, and in the root of a cache with this data set.
-        vocab_size: The ids that tokens of the data set may have.
+        fim: The attributes of FIM.
+        dataset: The folder of a data set. tokenizer/tokenizer.json is looked for in it, beside it, and in the root of a cache.
+        vocab_size: The number of ids of tokens.
 
     Raises:
-        NielsCacheError: If the tokenizer is unknown or has no such tokens, and for an id out of range.
+        NielsCacheError: If the tokenizer is unknown, damaged or without such tokens, and for an id out of range.
     """
-    given = tuple(fim[name] for name in ("pre", "suf", "mid"))
-    if any(isinstance(each, str | None) for each in given):
-        where, ids = _read_ids(dataset)
-        known = _NAMES if given[0] is None else [given]
-        found = [names for names in known if all(name in ids or not isinstance(name, str) for name in names)]
-        if not found:
-            wanted = "no tokens of a known name for fill-in-the-middle" if given[0] is None else f"not all of the tokens {given}"
-            raise NielsCacheError(f"fim: {where} has {wanted}; give FIM(pre=..., suf=..., mid=...), by ids or by the texts of its tokens")
-        given = tuple(ids.get(name, name) for name in found[0])
-    return tuple(check_whole(f"fim: {name}", each, most=vocab_size - 1) for name, each in zip(("pre", "suf", "mid"), given, strict=True))
-
-
-def _read_ids(dataset: Path) -> tuple[Path, dict[Any, int]]:
-    """Return the file of the tokenizer of a data set, and the ids of its tokens by their texts; none if there is no such file."""
-    names = TOKENIZER_MODEL_NAMES["tokenizer.json"], TOKENIZER_MODEL_NAME
-    path = dataset
-    for path in (tokenizer_dir(root) / name for root in (dataset, *dataset.parents[:2]) for name in names):
-        if path.is_file():
-            content = read_regular(path, most_bytes=_MOST_BYTES)
-            try:
-                if path.name == TOKENIZER_MODEL_NAME:
-                    return path, {piece: number for number, piece in enumerate(_pieces(content))}
-                model = json.loads(content)
-                vocab = model["model"].get("vocab")
-                added = {token["content"]: token["id"] for token in model["added_tokens"]}
-                return path, {**vocab, **added} if isinstance(vocab, dict) else added
-            except (ValueError, TypeError, LookupError) as error:
-                raise NielsCacheError(f"{path}: cannot be read ({error!r:.80}); restore the tokenizer, or give FIM ids") from error
-    return dataset, {}
-
-
-def _pieces(model: bytes) -> Iterator[str]:
-    """Yield the pieces of a SentencePiece model: the first field of each of the messages that it begins with."""
-
-    def length(at: int) -> tuple[int, int]:  # of the field at `at`, and where its content begins
-        value = shift = 0
-        while True:
-            at += 1
-            value |= (model[at] & 127) << shift
-            shift += 7
-            if model[at] < 128:
-                return value, at + 1
-
-    at = 0
-    while at < len(model) and model[at] == _FIRST_FIELD:
-        size, start = length(at)
-        text, first = length(start)
-        yield model[first : first + text].decode(errors="replace")
-        at = start + size
+    given = tuple(fim[name] for name in _KEYS)
+    ids = {each: each for each in given if not isinstance(each, str | None)}
+    paths = [tokenizer_dir(root) / "tokenizer.json" for root in (dataset, *dataset.parents[:2]) if len(ids) < 3]
+    for path in filter(Path.is_file, paths):
+        try:
+            content = json.loads(read_regular(path, most_bytes=_MOST_BYTES))
+            ids |= {token["content"]: token["id"] for token in content["added_tokens"]}
+        except (ValueError, TypeError, LookupError) as error:
+            raise NielsCacheError(f"{path}: cannot be read ({error!r:.80}); restore it, or give FIM(pre=..., suf=..., mid=...)") from error
+    for names in _NAMES if given[0] is None else [given]:
+        if ids.keys() >= {*names}:
+            return tuple(check_whole(f"fim: {key}", ids[name], most=vocab_size - 1) for key, name in zip(_KEYS, names, strict=True))
+    known = "StarCoder, Qwen, DeepSeek or CodeLlama" if given[0] is None else repr(given)
+    raise NielsCacheError(
+        f"fim: no tokenizer/tokenizer.json near {dataset} has the tokens of {known}; give their ids, FIM(pre=..., suf=..., mid=...)"
+    )
 
 
 def rearrange(
-    pieces: tuple[Ints, Ints, Ints, Ints],
-    chosen: Ints,
-    *,
-    outside: tuple[Ints, Ints],
-    continues: Bools,
-    secret: np.uint64,
-    spm_rate: float,
-    T: int,
-) -> tuple[tuple[Ints, Ints, Ints, Ints], Bools, Ints, Ints]:
+    pieces: Sequence[Ints], chosen: Ints, ends: Ints, *, keys: EpochKeys, bos: int, eot: int, spm_rate: float, T: int
+) -> tuple[list[Array], Ints, Ints]:
     """Return pieces in rows with the chosen ones in parts, in their new order. A sentinel has the first token of its piece in its place.
 
     Args:
         pieces: The row, first token in the stream, length and padding of each piece. A chosen one is `GROWTH` longer than in the stream.
-        chosen: (n,), the indices of the pieces to rearrange.
-        outside: How many tokens at the start and at the end of each of them stay there, both (n,).
-        continues: (n,), whether the first token of each of them is the last one of the piece before, where it was a target.
-        secret: A number that decides the cuts.
+        chosen: The indices of the pieces to rearrange.
+        ends: The ends of documents.
+        keys: What decides the cuts.
+        bos: How many tokens at the start of each document stay there.
+        eot: How many tokens at the end of each document stay there.
         spm_rate: As in FIM.
         T: Inputs per row.
 
     Returns:
-        The pieces; whether each is a part of a chosen one; the places of the sentinels in the flattened rows; and the places of the first
-        tokens of those that continue a document, in the flattened targets.
+        The pieces, and whether each is a part of a chosen one; the places of the sentinels in the flattened rows; and the places, in the
+        flattened targets, of the first tokens of those that continue a document: the piece before has them as targets.
     """
     _, starts, lengths, pads = (each[chosen] for each in pieces)
     lengths -= GROWTH
-    contents, firsts = lengths - outside[0] - outside[1], starts + outside[0]
-    draws = [mixed((starts.view(np.uint64) << np.uint64(2)) + (secret + np.uint64(number))).astype(np.int64) for number in range(3)]
-    one, other = ((draw * (contents + 1)) >> 32 for draw in draws[:2])
-    prefix, end = np.where(draws[2] < spm_rate * 2**32, 0, np.minimum(one, other)), np.maximum(one, other)
-    ones = np.ones_like(starts)
-    # BOS, <pre>, prefix, <suf>, suffix, <mid>, middle, EOT; in SPM, the prefix is the beginning of the middle
-    begins = np.stack([starts, starts, firsts, starts, firsts + end, starts, firsts + prefix, starts + lengths - 1], axis=1)
-    sizes = np.stack([outside[0], ones, prefix, ones, contents - end, ones, end - prefix, outside[1]], axis=1)
-    last = sizes.shape[1] - 1 - (sizes[:, ::-1] > 0).argmax(axis=1)
-    own_pads = np.zeros_like(sizes)
-    own_pads[np.arange(len(chosen)), last] = pads
+    documents = ends.searchsorted(starts, side="right")
+    is_first = starts == np.where(documents > 0, ends[documents - 1], 0)
+    head, tail = is_first * bos, (starts + lengths == ends[documents]) * eot
+    content, first, one = lengths - head - tail, starts + head, np.ones_like(starts)
+    *cuts, kind = keys.draw(starts)
+    low, high = np.sort(np.multiply(cuts, content + 1) >> 32, axis=0)
+    prefix = np.where(kind < spm_rate * 2**32, 0, low)
+    # BOS, <pre>, prefix, <suf>, suffix, <mid>, middle, EOT. In SPM, the prefix is the beginning of the middle.
+    begins = np.array([starts, starts, first, starts, first + high, starts, first + prefix, starts + lengths - 1]).T
+    sizes = np.array([head, one, prefix, one, content - high, one, high - prefix, tail]).T
+    own_pads, last = np.zeros_like(sizes), 7 - (sizes[:, ::-1] > 0).argmax(axis=1)
+    own_pads[np.arange(len(last)), last] = pads
     counts = np.ones_like(pieces[0])
-    counts[chosen] = sizes.shape[1]
+    counts[chosen] = 8
     is_part = (counts > 1).repeat(counts)
     rows, *columns = (each.repeat(counts) for each in pieces)
     for column, own in zip(columns, (begins, sizes, own_pads), strict=True):
         column[is_part] = own.ravel()
     widths = columns[1] + columns[2]
-    places = (widths.cumsum() - widths)[is_part].reshape(sizes.shape)
-    is_repeated = (begins == starts[:, None]) & (sizes > 0) & continues[:, None]
+    places = (widths.cumsum() - widths)[is_part].reshape(-1, 8)
+    is_repeated = (begins == starts[:, None]) & (sizes > 0) & ~is_first[:, None]
     is_repeated[:, _SENTINELS] = False
     repeated = places[is_repeated]
-    kept = widths > 0
-    left = rows[kept], columns[0][kept], columns[1][kept], columns[2][kept]
-    return left, is_part[kept], places[:, _SENTINELS].ravel(), repeated - repeated // (T + 1) - 1
-
-
-@lru_cache(maxsize=8)
-def secret_of(seed: int | None, epoch: int) -> np.uint64:
-    """Return the number that decides the cuts of an epoch."""
-    return np.frombuffer(hashlib.sha256(f"niels-cache fim {FIM_VERSION} {seed} {epoch}".encode()).digest()[:8], dtype=np.uint64)[0]
+    return [each[widths > 0] for each in (rows, *columns, is_part)], places[:, _SENTINELS].ravel(), repeated - repeated // (T + 1) - 1

@@ -14,11 +14,9 @@ loop finds a row with one lookup in a bitset of the room that rows have left. `r
 """
 
 import hashlib
-from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -147,36 +145,32 @@ def group_rows_of_few(histogram: Ints, *, capacity: int, most: int) -> list[RowG
     return groups
 
 
-def assign_slots(groups: Iterable[RowGroup], slots: Slots) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-    """Give each example in groups of equal rows a place in its class. Yield groups of rows whose places are consecutive.
+def assign_slots(groups: Iterable[RowGroup], slots: Slots) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
+    """Give the examples in groups of equal rows places in their classes. Yield groups of rows with consecutive places.
 
     Args:
         groups: The groups.
-        slots: The places of the classes.
+        slots: The places of the classes. They are removed.
 
     Yields:
-        The number of rows, and (class, number of examples per row, the first place) of their examples.
+        The number of rows, the tokens of each, and (class, number of examples per row, the first place) of their examples.
     """
-    ends = {length: [*accumulate(count for *_, count in own)] for length, own in slots.items()}
-    taken = dict.fromkeys(slots, 0)
     for rows, content in groups:
-        cuts = {0, rows}
-        for length, times in content:
-            first = taken[length]
-            for end in ends[length][bisect_right(ends[length], first) : bisect_left(ends[length], first + rows * times)]:
-                cuts |= {(end - first) // times, -((first - end) // times)}
-        for first, stop in pairwise(sorted(cuts)):
+        filled = sum(length * times for length, times in content)
+        while rows:
+            # Rows whose examples of each length are all of one class, or else a single row.
+            alike = min(rows, *(max(1, slots[length][-1][2] // times) for length, times in content))
             entries = []
-            for length, times in content:
-                place, row_end = taken[length], taken[length] + times
-                while place < row_end:
-                    number = bisect_right(ends[length], place)
-                    of_class, begin, count = slots[length][number]
-                    end = min(row_end, ends[length][number])
-                    entries.append((of_class, end - place, begin + count + place - ends[length][number]))
-                    place = end
-                taken[length] += (stop - first) * times
-            yield stop - first, entries
+            for length, left in content:
+                while left:
+                    number, first, count = slots[length].pop()
+                    own = min(left, count)
+                    entries.append((number, own, first))
+                    if count > own * alike:
+                        slots[length].append((number, first + own * alike, count - own * alike))
+                    left -= own
+            yield alike, filled, entries
+            rows -= alike
 
 
 def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
