@@ -46,7 +46,7 @@ _PACKINGS = ("best_fit",)
 _MAX_PACKED = 1 << 20  # so that the number of a piece in its row has 20 bits
 Averages = Mapping[str, Sequence[int]]
 _BEST_FIT_SETTINGS = ("bos_on_pieces", "pad_documents_to")  # the fields of BestFit that change rows
-PLAN_SETTINGS = (*_BEST_FIT_SETTINGS, "max_documents")  # those of packed rows, in a state only if they are set
+PLAN_SETTINGS = (*_BEST_FIT_SETTINGS, "max_documents", "fim")  # those of packed rows, in a state only if they are set
 _RUN_SETTINGS = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 WEIGHT_SETTINGS = ("loss_weights", "goldfish", "mask_repetitive")  # in a state only if they are set
 _MOST_TOKENS = 1 << 16
@@ -150,8 +150,9 @@ class BestFit(NamesArguments):
 class LoaderSettings:
     """The checked arguments of TokenLoader that decide its samples and its steps, under the same names. TokenLoader explains them.
 
-    Some fields differ. `packing` is a BestFit or None, and `weights` is always a schedule. `order` is None for an order of the whole split,
-    and its number of machines is known. `on_exhausted` may also be "restart". `pairs` says whether the sources hold preference pairs.
+    Some fields differ. `packing` is a BestFit or None, `fim` has the fields of a FIM, and `weights` is always a schedule. `order` is None for
+    an order of the whole split, and its number of machines is known. `on_exhausted` may also be "restart". `pairs` says whether the sources
+    hold preference pairs.
     """
 
     T: int
@@ -176,7 +177,7 @@ class LoaderSettings:
     max_documents: int | None = None
     cp_rank: int = 0
     cp_size: int = 1
-    fim: FIM | None = None
+    fim: dict[str, Any] | None = None
     pairs: bool = False
 
     @classmethod
@@ -220,10 +221,11 @@ class LoaderSettings:
             raise NielsCacheError(f"sft={given['sft']!r:.60}: must be SFT(...), such as SFT(loss_on='all')")
         given["order"] = _checked_order(given["order"], given["world_size"])
         given["packing"] = _checked_packing(given["packing"], T=given["T"], stride=given["stride"])
-        if given["fim"] is not None and not isinstance(given["fim"], FIM):
-            raise NielsCacheError(f"fim={given['fim']!r:.60}: must be FIM(...), such as FIM(rate=0.5)")
-        if given["fim"] and not given["packing"]:
-            raise NielsCacheError("fim: needs packing='best_fit', because a window of a stream cannot grow by the three tokens of FIM")
+        if given["fim"] is not None and not (isinstance(given["fim"], FIM) and given["packing"]):
+            raise NielsCacheError(
+                f"fim={given['fim']!r:.60}: must be FIM(...), and needs packing='best_fit', because a window cannot grow by three tokens"
+            )
+        given["fim"] = given["fim"] and dict(vars(given["fim"]))
         pad_to, needed = given["packing"] and given["packing"].pad_documents_to, 2 * given["cp_size"]
         if given["cp_size"] > 1 and (pad_to or 1) % needed:
             raise NielsCacheError(
@@ -268,8 +270,7 @@ class LoaderSettings:
     def plan_settings(self) -> dict[str, Any]:
         """Return the settings that change the plan of packed rows, by name. Only those that are set."""
         of_packing = {} if self.packing is None else vars(self.packing)
-        found = {name: of[name] for name in PLAN_SETTINGS for of in (of_packing, vars(self)) if of.get(name)}
-        return found | ({"fim": dict(vars(self.fim))} if self.fim else {})
+        return {name: of[name] for name in PLAN_SETTINGS for of in (of_packing, vars(self)) if of.get(name)}
 
     def state_settings(self) -> dict[str, Any]:
         """Return the entries of a state, from which `saved_arguments` builds an equal loader. They are JSON-able.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import Any
 
 from niels_cache_assets.cli.command import PRETRAIN, Command, integer_at_least, option, switch
 from niels_cache_assets.cli.console import display, new_table, print_facts
@@ -11,6 +12,12 @@ from niels_cache_assets.cli.console import display, new_table, print_facts
 _LENGTHS = (1024, 2048, 4096, 8192)
 _MUCH = 0.05  # of the inputs
 _COLUMNS = ("T", "rows", "least rows", "padding", "documents", "cut", "pieces", "left out")
+
+
+def _fim_of_rate(rate: str) -> dict[str, Any]:
+    from niels_cache_runtime import FIM
+
+    return dict(vars(FIM(rate=float(rate), pre=0, suf=1, mid=2)))  # the plan does not depend on the tokens
 
 
 COMMAND = Command(
@@ -22,6 +29,7 @@ COMMAND = Command(
         option("--max-documents", "N", "for TokenLoader(max_documents=N)", type=integer_at_least(1)),
         option("--pad-documents-to", "P", "for BestFit(pad_documents_to=P)", type=integer_at_least(2)),
         switch("--bos-on-pieces", "for BestFit(bos_on_pieces=True)"),
+        option("--fim", "RATE", "for TokenLoader(fim=FIM(rate=RATE))", type=_fim_of_rate),
         switch("--write", "also write the plans, so that no training run has to wait for them"),
     ),
     usage="NAME ",

@@ -36,7 +36,7 @@ from niels_cache_runtime.cache.index_cache import Allocate
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IDX_DTYPE, Array, Bools, Ints, Uints
 from niels_cache_runtime.loader.order import MULTIPLIER, permute
-from niels_cache_runtime.loader.packing.plan import RowGroup, Slots, assign_slots, group_rows, group_rows_of_few
+from niels_cache_runtime.loader.packing.plan import Entry, Slots, assign_slots, group_rows, group_rows_of_few
 from niels_cache_runtime.loader.packing.segments import number_ranges
 
 DOCUMENT_PLAN_VERSION = 1  # must change whenever the same documents, T, seed and epoch would give different rows
@@ -173,8 +173,10 @@ class PlanTotals(NamedTuple):
     def __str__(self) -> str:
         rows = f"{self.rows:,} rows of {self.T + 1:,} tokens (at least {self.least_rows:,} are needed)"
         cut = f"{self.documents:,} documents in {self.pieces:,} pieces, {self.cut:,} of them cut"
-        fim = f"; FIM in {self.fim:,} pieces, {self.fim_unfit:,} documents of T-1 to T+1 tokens have no room for it" if self.fim else ""
-        fim += f", {self.fim_spelled:,} pieces so far spell its tokens" if self.fim_spelled else ""
+        unfit = (
+            f"not in {self.fim_unfit:,} documents of T-1 to T+1 tokens, nor so far in {self.fim_spelled:,} with its tokens in their text"
+        )
+        fim = f"; FIM in {self.fim:,} pieces, {unfit}" if self.fim else ""
         return f"{cut}; {rows}, {self.padding:.2%} padding; {self.left_out:,} documents of one token left out{fim}"
 
 
@@ -266,8 +268,7 @@ def build_document_plan(
     firsts = [_first_of_unit(ends, full_counts, token, settings) for token in starts]
     units: list[PlanUnit] = []
     classes: list[Ints] = []
-    group_ends, group_entries = [0], [0]
-    entries: list[tuple[int, int, int]] = []
+    group_ends, group_entries, entries = [0], [0], []
     class_count = ordinal_count = columns = whole_rows = fim = unfit = 0
     candidates = np.zeros(1, dtype=np.int64)  # the pieces that might grow in all units so far
     ordinals = allocate("ordinals", (counts["rests"] + 1,), _ORDINAL)  # one more, so that the class of full pieces has an ordinal too
@@ -284,22 +285,21 @@ def build_document_plan(
         own = [np.cumsum(sizes) - sizes + ordinal_count, np.full_like(sizes, document), sizes, lengths, np.full_like(sizes, number)]
         ordinal_count += int(sizes.sum())
         if fulls:  # a class without ordinals, because each of these pieces has a row of its own
-            of_fulls = 0, 0, fulls if settings.rate else 1, settings.alone, number
-            own = [np.append(column, value) for column, value in zip(own, of_fulls, strict=True)]
+            values = 0, 0, fulls if settings.rate else 1, settings.alone, number
+            own = [np.append(column, value) for column, value in zip(own, values, strict=True)]
         fits = (own[3] <= T + 1 - GROWTH) | (own[3] == settings.alone)
         candidates = np.append(candidates[-1], own[2] * fits).cumsum()
         growing = np.diff(np.floor(settings.rate * candidates + 0.5).astype(IDX_DTYPE))
         wide = int(growing[-1]) if fulls and settings.rate else fulls
-        groups: list[tuple[int, int, list[tuple[int, int, int]]]] = [(wide, T + 1, [(class_count + len(sizes), 1, 0)])]
-        groups.append((fulls - wide, T + 1 - GROWTH, [(class_count + len(sizes), 1, wide)]))
-        for slots in _slots(lengths, sizes, growing, class_count, settings):
-            groups += assign_slots(_group(slots, settings), slots)
+        of_fulls = class_count + len(sizes)
+        groups = [(wide, T + 1, [(of_fulls, 1, 0)]), (fulls - wide, T + 1 - GROWTH, [(of_fulls, 1, wide)])]
+        groups += _pack(lengths, sizes, growing, class_count, settings)
         class_count += len(own[0])
         classes.append(np.stack([*own, growing] if settings.rate else own))
         fim, unfit = fim + int(growing.sum()), unfit + int(own[2][~fits].sum())
         for rows, filled, content in groups:
             if rows:
-                entries += content
+                entries.extend(content)
                 group_ends.append(group_ends[-1] + rows)
                 group_entries.append(len(entries))
                 columns += rows * min(filled, settings.capacity)
@@ -361,26 +361,21 @@ def _count_full_pieces(allocate: Allocate, ends: Ints, settings: PieceSettings) 
     return stored, counts
 
 
-def _slots(lengths: Ints, sizes: Ints, growing: Ints, first: int, settings: PieceSettings) -> tuple[Slots, Slots]:
-    """Return the places of the classes of rests by the columns that they take, apart for rows of pieces that grow and of others."""
-    apart: tuple[Slots, Slots] = {}, {}
+def _pack(lengths: Ints, sizes: Ints, growing: Ints, first: int, settings: PieceSettings) -> Iterator[tuple[int, int, list[Entry]]]:
+    """Yield the groups of rows of the rests of a unit, given the length and the sizes of their classes; see `assign_slots`."""
+    capacity = settings.T + 1  # together, pieces with padding of their own cannot take the last column
+    apart: list[tuple[Slots, Ints]] = [({}, np.zeros(capacity + 1, dtype=np.int64)) for _ in range(2)]
     columns = settings.padded(lengths), settings.padded(lengths + GROWTH), sizes, growing
     for number, (plain, grown, size, grows) in enumerate(zip(*(each.tolist() for each in columns), strict=False), first):
-        for slots, width, place, count in ((apart[0], plain, grows, size - grows), (apart[settings.by_row], grown, 0, grows)):
+        for (slots, histogram), width, place, count in ((apart[0], plain, grows, size - grows), (apart[settings.by_row], grown, 0, grows)):
             if count:
                 slots.setdefault(width, []).append((number, place, count))
-    return apart
-
-
-def _group(slots: Slots, settings: PieceSettings) -> list[RowGroup]:
-    T, capacity = settings.T, settings.capacity
-    histogram = np.zeros(T + 2, dtype=np.int64)
-    for length, places in slots.items():
-        histogram[length] = sum(count for *_, count in places)
-    wide = [RowGroup(rows, [(T + 1, 1)]) for rows in histogram[T + 1 :].tolist() if rows]
-    if settings.most is None:
-        return wide + group_rows(histogram[: T + 1], capacity=capacity)
-    return wide + group_rows_of_few(histogram[: T + 1], capacity=capacity, most=settings.most)
+                histogram[width] += count
+    for slots, histogram in apart:
+        if settings.most is None:
+            yield from assign_slots(group_rows(histogram, capacity=capacity), slots)
+        else:
+            yield from assign_slots(group_rows_of_few(histogram, capacity=capacity, most=settings.most), slots)
 
 
 def _unit_starts(ends: Ints, edges: Ints, unit_documents: int) -> list[int]:

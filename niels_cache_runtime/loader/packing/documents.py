@@ -40,6 +40,7 @@ from niels_cache_runtime.loader.windows import PretrainWindows
 _MAX_DOCUMENTS_IN_MEMORY = 1 << 22
 _BLOCK = 1 << 20
 _PIECES_AHEAD = 60_000
+_NO_PLACES = np.zeros(0, dtype=IDX_DTYPE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +71,10 @@ class DocumentPacking:
         bos, pad_to = bool(of.get("bos_on_pieces")), of.get("pad_documents_to") or 1
         if T % pad_to:
             raise NielsCacheError(f"pad_documents_to={pad_to}: T={T} is no multiple of it; use T={T // pad_to * pad_to or pad_to}")
-        if bos and T == 1:
-            raise NielsCacheError("bos_on_pieces=True: with T=1, a row has no place for BOS; use a larger T")
         fim = of.get("fim") or {}
         found = PieceSettings(T, bos, pad_to, of.get("max_documents"), fim.get("rate", 0), fim.get("level") == "row")
         if found.step < 1:
-            raise NielsCacheError(f"fim: with T={T}, a row has no place for the tokens of FIM; use a T of at least {T + 1 - found.step}")
+            raise NielsCacheError(f"T={T}: a row has no place for text beside BOS (bos_on_pieces) and the tokens of FIM; use a larger T")
         return found
 
 
@@ -114,10 +113,10 @@ class PackedDocuments(PretrainWindows):
             raise NielsCacheError(f"{self.folder}: bos_on_pieces=True needs a bos among special_token_ids in meta.json; leave it out")
         self._fim = dict(self.packing.changes).get("fim")
         if self._fim:
-            vocab_size = (self.meta or {}).get("vocab_size", max_vocab_size(self._dtype))
-            self.sentinels = find_sentinels(self._fim, Path(self.path).parent, vocab_size)
-        has_bos = isinstance(ids, dict) and ids.get("bos") is not None
-        self._outside = {"bos": int(has_bos), "eot": int((self.meta or {}).get("append_eot") is True)}
+            meta = self.meta or {}
+            self.sentinels = find_sentinels(self._fim, Path(self.path).parent, meta.get("vocab_size", max_vocab_size(self._dtype)))
+            bos, eot = isinstance(ids, dict) and ids.get("bos") is not None, meta.get("append_eot") is True
+            self._cutting = {"bos": bos, "eot": eot, "spm_rate": self._fim["spm_rate"], "T": self.T}
         self._spelled = 0
         self._plan = self.plan_of(documents)
         self._earlier = [(epoch, self.plan_of(count)) for epoch, count in self.packing.earlier]
@@ -248,12 +247,9 @@ class PackedDocuments(PretrainWindows):
         """Return rows in which pieces whose text has a sentinel are as they are in the stream, with three columns of padding."""
         positions = rows.positions()
         kept = self._rows(numbers, epoch, np.sort(positions[np.isin(tokens, self.sentinels)]))
-        count = (len(rows.sentinels) - len(kept.sentinels)) // 3
-        if not count:
-            return rows, tokens
-        self._spelled += count
+        self._spelled += (len(rows.sentinels) - len(kept.sentinels)) // 3
         order, wanted = positions.argsort(), kept.positions()  # the tokens are here already, and their shards may be gone
-        found = tokens[order[positions[order].searchsorted(wanted)]]
+        found = tokens[order[positions.searchsorted(wanted, sorter=order)]]
         found[wanted < 0] = self.eot_id
         return kept, found
 
@@ -278,33 +274,33 @@ class PackedDocuments(PretrainWindows):
 
         Padding and added BOS have -1. The tokens of FIM only have a document.
         """
-        rows = self._gather(numbers, epoch)[0] if self.sentinels else self._rows(numbers, epoch)
+        rows, _ = self._gather(numbers, epoch)
         positions = rows.positions()
         positions[rows.bos] = -1
+        positions = positions.reshape(-1, self.T + 1)
         unknown = positions < 0
         found = self._origins_of(np.where(unknown, 0, positions))
         for array in vars(found).values():
             array[unknown] = -1
         for array in (found.files, found.offsets, found.document_offsets):
-            array[rows.sentinels] = -1
-        return TokenOrigins(**{name: array.reshape(-1, self.T + 1) for name, array in vars(found).items()})
+            array.reshape(-1)[rows.sentinels] = -1
+        return found
 
-    def _segments_of(self, numbers: Ints, epoch: int, spelled: Ints | tuple[()] = ()) -> tuple[RowSegments, Ints, Ints, Bools | None]:
-        """Return the pieces in rows of an epoch: places, first tokens in the stream, 1 for BOS before them, and whether they are rearranged.
+    def _segments_of(self, numbers: Ints, epoch: int, spelled: Ints = _NO_PLACES) -> tuple[RowSegments, Ints, Ints, Bools | None]:
+        """Return the pieces in rows of an epoch: places, first tokens in the stream, 1 for BOS before them, whether FIM rearranges them.
 
-        A piece with one of the places `spelled` in it is not.
+        A piece with one of the places `spelled` in it is not rearranged.
         """
         plan = self._plan_in(epoch)
         rows, starts, lengths, widths, has_bos, fim = plan.pieces(self._checked(numbers, plan.totals.rows), self._keys_of(epoch))
         bos = np.zeros_like(rows) if has_bos is None else has_bos.astype(IDX_DTYPE)
         lengths = lengths if has_bos is None else lengths + bos
         if fim is not None:
-            if len(spelled):
-                fim &= np.equal(*(spelled.searchsorted(places) for places in (starts, starts + lengths - bos)))
+            fim &= spelled.searchsorted(starts) == spelled.searchsorted(starts + lengths - bos)
             lengths = lengths + GROWTH * fim
         return RowSegments.lay_out(rows, lengths, n=len(numbers), T=self.T, widths=widths), starts, bos, fim
 
-    def _rows(self, numbers: Ints, epoch: int, spelled: Ints | tuple[()] = ()) -> PackedRows:
+    def _rows(self, numbers: Ints, epoch: int, spelled: Ints = _NO_PLACES) -> PackedRows:
         segments, starts, bos, fim = self._segments_of(numbers, epoch, spelled)
         rows, lengths, pads, begun = segments.rows, segments.lengths, segments.pads(), np.flatnonzero(bos)
         ignored = segments.ignored(pads, begun)
@@ -315,17 +311,14 @@ class PackedDocuments(PretrainWindows):
         boundaries, filled = segments.boundaries(self._piece_settings.most), segments.filled
         is_fim, sentinels = np.zeros(len(rows), dtype=np.bool_), rows[:0]
         if fim is not None:
-            chosen = np.flatnonzero(np.insert(fim, begun, False))
             found, sentinels, repeated = rearrange(
-                (rows, starts, lengths, pads),
-                chosen,
+                (pads, starts, lengths, rows),
+                np.insert(fim, begun, False),
                 np.asarray(self.doc_ends).view(IDX_DTYPE),
                 keys=epoch_keys(self.packing.seed or 0, epoch),
-                **self._outside,
-                spm_rate=self._fim["spm_rate"],
-                T=self.T,
+                **self._cutting,
             )
-            rows, starts, lengths, pads, is_fim = found
+            pads, starts, lengths, rows, is_fim = found
             ignored = np.sort(np.concatenate([ignored, repeated]), kind="stable")
         return PackedRows(
             self.T, rows, starts, lengths, pads, filled, boundaries, ignored, padding, segments.places[begun], is_fim, sentinels

@@ -26,19 +26,18 @@ import numpy as np
 
 from niels_cache_runtime.cache.checks import NamesArguments, check_choice, check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Array, Ints, tokenizer_dir
+from niels_cache_runtime.format.layout import Array, Bools, Ints, tokenizer_dir
 from niels_cache_runtime.format.safe_open import read_regular
 from niels_cache_runtime.loader.packing.document_plan import GROWTH, EpochKeys
 
 _KEYS = ("pre", "suf", "mid")
 _NAMES = (  # of pre, suf and mid
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
-    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    "<fim_prefix> <fim_suffix> <fim_middle>",  # StarCoder
+    "<|fim_prefix|> <|fim_suffix|> <|fim_middle|>",  # Qwen, CodeGemma
+    "<fim-prefix> <fim-suffix> <fim-middle>",  # SantaCoder
+    "<｜fim▁begin｜> <｜fim▁hole｜> <｜fim▁end｜>",  # DeepSeek
+    "▁<PRE> ▁<SUF> ▁<MID>",  # CodeLlama
 )
-_SENTINELS = [1, 3, 5]  # the parts of a rearranged piece that are one
 _MOST_BYTES = 1 << 30
 
 
@@ -47,7 +46,7 @@ class FIM(NamesArguments):
     """Settings of `TokenLoader(fim=...)`: documents in packed rows are rearranged to fill in the middle.
 
     Attributes:
-        rate: The share of the documents that are rearranged in each epoch, above 0 and at most 1.
+        rate: The share of the documents that are rearranged in each epoch, 0 to 1.
         spm_rate: The share of them in the order suffix, prefix, middle. The others have the order prefix, suffix, middle.
         level: "document" chooses documents, and pieces of long documents, one by one. "row" chooses rows, and all documents in them.
         pre: The token before the prefix, by its id or its text. None means that the three are found by the names that StarCoder, Qwen,
@@ -97,23 +96,23 @@ def find_sentinels(fim: Mapping[str, Any], dataset: Path, vocab_size: int) -> tu
             ids |= {token["content"]: token["id"] for token in content["added_tokens"]}
         except (ValueError, TypeError, LookupError) as error:
             raise NielsCacheError(f"{path}: cannot be read ({error!r:.80}); restore it, or give FIM(pre=..., suf=..., mid=...)") from error
-    for names in _NAMES if given[0] is None else [given]:
+    for names in map(str.split, _NAMES) if given[0] is None else [given]:
         if ids.keys() >= {*names}:
             return tuple(check_whole(f"fim: {key}", ids[name], most=vocab_size - 1) for key, name in zip(_KEYS, names, strict=True))
-    known = "StarCoder, Qwen, DeepSeek or CodeLlama" if given[0] is None else repr(given)
     raise NielsCacheError(
-        f"fim: no tokenizer/tokenizer.json near {dataset} has the tokens of {known}; give their ids, FIM(pre=..., suf=..., mid=...)"
+        f"fim: no tokenizer/tokenizer.json near {dataset} has the tokens "
+        f"{'of StarCoder, Qwen, DeepSeek or CodeLlama' if given[0] is None else given}; give their ids, FIM(pre=..., suf=..., mid=...)"
     )
 
 
 def rearrange(
-    pieces: Sequence[Ints], chosen: Ints, ends: Ints, *, keys: EpochKeys, bos: int, eot: int, spm_rate: float, T: int
+    pieces: Sequence[Ints], chosen: Bools, ends: Ints, *, keys: EpochKeys, bos: int, eot: int, spm_rate: float, T: int
 ) -> tuple[list[Array], Ints, Ints]:
     """Return pieces in rows with the chosen ones in parts, in their new order. A sentinel has the first token of its piece in its place.
 
     Args:
-        pieces: The row, first token in the stream, length and padding of each piece. A chosen one is `GROWTH` longer than in the stream.
-        chosen: The indices of the pieces to rearrange.
+        pieces: The padding, first token in the stream, length and row of each piece. A chosen one is `GROWTH` longer than in the stream.
+        chosen: Which pieces to rearrange.
         ends: The ends of documents.
         keys: What decides the cuts.
         bos: How many tokens at the start of each document stay there.
@@ -125,29 +124,26 @@ def rearrange(
         The pieces, and whether each is a part of a chosen one; the places of the sentinels in the flattened rows; and the places, in the
         flattened targets, of the first tokens of those that continue a document: the piece before has them as targets.
     """
-    _, starts, lengths, pads = (each[chosen] for each in pieces)
-    lengths -= GROWTH
+    starts, lengths = pieces[1][chosen], pieces[2][chosen] - GROWTH
     documents = ends.searchsorted(starts, side="right")
     is_first = starts == np.where(documents > 0, ends[documents - 1], 0)
     head, tail = is_first * bos, (starts + lengths == ends[documents]) * eot
     content, first, one = lengths - head - tail, starts + head, np.ones_like(starts)
-    *cuts, kind = keys.draw(starts)
-    low, high = np.sort(np.multiply(cuts, content + 1) >> 32, axis=0)
-    prefix = np.where(kind < spm_rate * 2**32, 0, low)
+    draws = keys.draw(starts)
+    low, high = np.sort(draws[:2] * (content + 1) >> 32, axis=0)
+    prefix = np.where(draws[2] < spm_rate * 2**32, 0, low)
     # BOS, <pre>, prefix, <suf>, suffix, <mid>, middle, EOT. In SPM, the prefix is the beginning of the middle.
     begins = np.array([starts, starts, first, starts, first + high, starts, first + prefix, starts + lengths - 1]).T
     sizes = np.array([head, one, prefix, one, content - high, one, high - prefix, tail]).T
-    own_pads, last = np.zeros_like(sizes), 7 - (sizes[:, ::-1] > 0).argmax(axis=1)
-    own_pads[np.arange(len(last)), last] = pads
+    is_part, is_sentinel = sizes > 0, np.isin(np.arange(8), [1, 3, 5])
+    is_repeated = (begins == starts[:, None]) & ~(is_sentinel | is_first[:, None])
     counts = np.ones_like(pieces[0])
-    counts[chosen] = 8
-    is_part = (counts > 1).repeat(counts)
-    rows, *columns = (each.repeat(counts) for each in pieces)
-    for column, own in zip(columns, (begins, sizes, own_pads), strict=True):
-        column[is_part] = own.ravel()
-    widths = columns[1] + columns[2]
-    places = (widths.cumsum() - widths)[is_part].reshape(-1, 8)
-    is_repeated = (begins == starts[:, None]) & (sizes > 0) & ~is_first[:, None]
-    is_repeated[:, _SENTINELS] = False
-    repeated = places[is_repeated]
-    return [each[widths > 0] for each in (rows, *columns, is_part)], places[:, _SENTINELS].ravel(), repeated - repeated // (T + 1) - 1
+    counts[chosen] = is_part.sum(axis=1)
+    pads, *columns, parts = (each.repeat(counts) for each in (*pieces, chosen))
+    columns[0][parts], columns[1][parts] = begins[is_part], sizes[is_part]
+    pads[:] = 0
+    pads[counts.cumsum() - 1] = pieces[0]
+    widths = columns[1] + pads
+    places = (widths.cumsum() - widths)[parts]
+    repeated = places[is_repeated[is_part]]
+    return [pads, *columns, parts], places[(is_sentinel & is_part)[is_part]], repeated - repeated // (T + 1) - 1

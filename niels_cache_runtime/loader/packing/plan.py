@@ -32,6 +32,7 @@ _Content = tuple["_Content | None", int, int]
 
 # By length: the class, first place and number of places of the examples of this length.
 Slots = dict[int, list[tuple[int, int, int]]]
+Entry = tuple[int, int, int]  # the class of some examples of a row, how many they are, and the first place in the class
 
 
 class RowGroup(NamedTuple):
@@ -145,7 +146,7 @@ def group_rows_of_few(histogram: Ints, *, capacity: int, most: int) -> list[RowG
     return groups
 
 
-def assign_slots(groups: Iterable[RowGroup], slots: Slots) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
+def assign_slots(groups: Iterable[RowGroup], slots: Slots) -> Iterator[tuple[int, int, list[Entry]]]:
     """Give the examples in groups of equal rows places in their classes. Yield groups of rows with consecutive places.
 
     Args:
@@ -153,7 +154,7 @@ def assign_slots(groups: Iterable[RowGroup], slots: Slots) -> Iterator[tuple[int
         slots: The places of the classes. They are removed.
 
     Yields:
-        The number of rows, the tokens of each, and (class, number of examples per row, the first place) of their examples.
+        The number of rows, the tokens of each, and the entries of the first of them.
     """
     for rows, content in groups:
         filled = sum(length * times for length, times in content)
