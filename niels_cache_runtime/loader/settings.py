@@ -150,9 +150,9 @@ class BestFit(NamesArguments):
 class LoaderSettings:
     """The checked arguments of TokenLoader that decide its samples and its steps, under the same names. TokenLoader explains them.
 
-    Some fields differ. `packing` is a BestFit or None, `fim` has the fields of a FIM, and `weights` is always a schedule. `order` is None for
-    an order of the whole split, and its number of machines is known. `on_exhausted` may also be "restart". `pairs` says whether the sources
-    hold preference pairs.
+    Some fields differ. `packing` is a BestFit or None, `fim` has the fields of a FIM, and `weights` is always a schedule. `order` is None
+    for an order of the whole split, and its number of machines is known. `on_exhausted` may also be "restart". `pairs` says whether the
+    sources hold preference pairs.
     """
 
     T: int

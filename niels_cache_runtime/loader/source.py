@@ -78,6 +78,7 @@ class SampleRows:
 @dataclass(frozen=True, kw_only=True)
 class TokenOrigins:
     """The origins of the tokens of samples. All arrays are (n, T+1) int64. Padding, and a BOS that was added, have -1 in all of them.
+
     A token that FIM added has only a document.
 
     Attributes:
