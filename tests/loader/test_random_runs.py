@@ -220,7 +220,8 @@ def test_a_run_in_phases_that_stops_and_goes_on_reads_what_one_without_a_stop_re
         settings, legs, phases = draw_run(number)
         phases[-1]["tokens"] = None
         common = {name: settings[name] for name in OF_PHASES} | {"fields": FIELDS, "lot_tokens": 80, "lanes": 1 + number % 3}
-        common["fim"] = SETTINGS["fim"][number % 3] if all(phase["packing"] for phase in phases) else None
+        has_room = all(phase["packing"] and phase["T"] > 5 for phase in phases)
+        common["fim"] = SETTINGS["fim"][number % 3] if has_room else None
         seen: dict[int, Row] = {}
         state = None
         for leg in legs:
