@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from niels_cache_assets.inspection.origins import BatchRow
 from niels_cache_runtime import FIM, BestFit, Blocks, NielsCacheError, TokenLoader
 from tests.helpers.hand_made import EOT, rewrite_meta, write_stream
 
@@ -291,6 +292,21 @@ def test_sentinels_are_found_by_name_and_settings_that_do_not_fit_are_refused(sp
     for change, named in (({"packing": None}, "window"), ({"fim": 0.5}, "fim=0.5"), ({"T": 3}, "T=3")):
         with pytest.raises(NielsCacheError, match=named):
             TokenLoader(split[0], **SETTINGS | change)
+
+
+def test_the_segments_that_the_command_trace_shows_are_parts_of_documents_or_added_tokens(split: Any) -> None:
+    trace: Any = TokenLoader(split[0], **SETTINGS).trace(0)
+    added = 0
+    for number in range(len(trace.tokens)):
+        row = BatchRow(trace, number)
+        for segment in row.segments:
+            origins = [row.origin(column) for column in range(segment.first, segment.last)]
+            assert len({(origin.document, origin.is_sentinel) for origin in origins}) == 1
+            assert segment.is_padding == (origins[0].document is None)
+            if not segment.is_padding and not origins[0].is_sentinel:
+                assert [origin.offset for origin in origins] == [*range(origins[0].offset, origins[0].offset + len(origins))]
+            added += origins[0].is_sentinel
+    assert added == np.isin(trace.tokens, [PRE, SUF, MID]).sum() > 30
 
 
 def test_rows_are_pinned_for_this_version(split: Any) -> None:
