@@ -39,7 +39,7 @@ def test_it_shows_what_settings_of_the_rows_cost(command: list[str], capsys: pyt
         assert {**details.sources[0].details._asdict(), "padding": details.sources[0].details.padding} == plan
         found.append((plan["rows"], plan["least_rows"]))
     assert len(list(Path("cache/index").glob("*/"))) == 4
-    assert found == [(20, 20), (30, 30), (30, 30), (23, 21)]
+    assert found == [(20, 20), (30, 30), (30, 30), (25, 21)]
     assert main([*command, "--pad-documents-to", "10"]) == 2
     assert "T=60" in capsys.readouterr().err
     assert main([*command, "--fim", "2"]) == 2

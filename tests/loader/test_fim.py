@@ -305,8 +305,8 @@ def test_the_segments_that_the_command_trace_shows_are_parts_of_documents_or_add
             assert segment.is_padding == (origins[0].document is None)
             if not segment.is_padding and not origins[0].is_sentinel:
                 assert [origin.offset for origin in origins] == [*range(origins[0].offset, origins[0].offset + len(origins))]
-            added += origins[0].is_sentinel
-    assert added == np.isin(trace.tokens, [PRE, SUF, MID]).sum() > 30
+            added += len(origins) * origins[0].is_sentinel
+    assert added == np.isin(trace.tokens, [PRE, SUF, MID]).sum() > 20
 
 
 def test_rows_are_pinned_for_this_version(split: Any) -> None:

@@ -139,7 +139,8 @@ def rearrange(
     is_repeated = (begins == starts[:, None]) & ~(is_sentinel | is_first[:, None])
     counts = np.ones_like(pieces[0])
     counts[chosen] = is_part.sum(axis=1)
-    pads, *columns, parts = (each.repeat(counts) for each in (*pieces, chosen))
+    pads, *columns = (each.repeat(counts) for each in pieces)
+    parts = chosen.repeat(counts)
     columns[0][parts], columns[1][parts] = begins[is_part], sizes[is_part]
     pads[:] = 0
     pads[counts.cumsum() - 1] = pieces[0]
