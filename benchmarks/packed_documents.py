@@ -2,8 +2,9 @@
 
     python benchmarks/packed_documents.py [--quick] [--only windows plan peers] [--documents 100_000_000]
 
-* windows: random tokens (`torch.Generator`), log-normal lengths, warm in the page cache. Both loaders give document_ids, position_ids and
-  cu_seqlens, and take turns in short rounds, so a busy machine slows both; a time is the median of the rounds.
+* windows: random tokens (`torch.Generator`), log-normal lengths, warm in the page cache. All loaders give document_ids, position_ids and
+  cu_seqlens, and take turns in short rounds, so a busy machine slows all; a time is the median of the rounds. The third one fills in the
+  middle of half of the documents.
 * plan needs no tokens: it packs as many documents as --documents says, in a process of its own. Private memory is what the process has more
   at any time than before.
 * peers: real lengths of documentation and books (with NIELS_CACHE_REAL_DATA) and of code (this Python's .py files), by a byte-level BPE of
@@ -36,7 +37,7 @@ import psutil
 import torch
 from tokenizers import Tokenizer
 
-from niels_cache_runtime import TokenLoader
+from niels_cache_runtime import FIM, TokenLoader
 from niels_cache_runtime.cache.index_cache import Allocate, IndexCache
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_DTYPE, doc_ends_name, shard_name
 from niels_cache_runtime.format.npy_files import create_npy, map_npy
@@ -75,8 +76,9 @@ def write_split(folder: Path, tokens: int, mean: int) -> str:
 def compare(folder: Path, tokens: int, mean: int, rounds: int) -> None:
     split = write_split(folder / str(mean), tokens, mean)
     packed = TokenLoader(split, T=T, B=B, seed=0, packing="best_fit")
-    iterators = [iter(TokenLoader(split, T=T, B=B, seed=0, fields=FIELDS)), iter(packed)]
-    times: list[list[float]] = [[], []]
+    fim = TokenLoader(split, T=T, B=B, seed=0, packing="best_fit", fim=FIM(pre=60_001, suf=60_002, mid=60_003))
+    iterators = [iter(TokenLoader(split, T=T, B=B, seed=0, fields=FIELDS)), iter(packed), iter(fim)]
+    times: list[list[float]] = [[], [], []]
     for number in range(rounds + 2):
         for own, batches in zip(times, iterators, strict=True):
             start = time.perf_counter()
@@ -84,11 +86,15 @@ def compare(folder: Path, tokens: int, mean: int, rounds: int) -> None:
                 next(batches)
             if number > 1:
                 own.append((time.perf_counter() - start) / BATCHES)
-    windows, documents = (statistics.median(own) for own in times)
+    windows, documents, filled = (statistics.median(own) for own in times)
     best = min(times[0]) / min(times[1])
     print(f"{mean:,} tokens a document: windows {windows * 1e6:,.0f} us, packed {documents * 1e6:,.0f} us a batch of {B} x {T}: ", end="")
     print(f"{windows / documents:.2f}x as many batches a second ({best:.2f}x in the best rounds)")
     print(f"    {packed.report(1).sources[0].details}")
+    print(
+        f"    with FIM {filled * 1e6:,.0f} us: {documents / filled:.2f}x as many as without ({min(times[1]) / min(times[2]):.2f}x at best)"
+    )
+    print(f"    {fim.report(1).sources[0].details}")
 
 
 def texts_of_corpora(size: int) -> Iterator[tuple[str, list[str]]]:

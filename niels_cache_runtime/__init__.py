@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.loader.batch import Batch
     from niels_cache_runtime.loader.documents import document_mask, flex_block_mask
     from niels_cache_runtime.loader.loader import TokenLoader
+    from niels_cache_runtime.loader.packing.fim import FIM
     from niels_cache_runtime.loader.phases import Phase, PhasedLoader
     from niels_cache_runtime.loader.preference.batch import PreferenceBatch
     from niels_cache_runtime.loader.settings import SFT, BestFit, Blocks
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.samplers.sft_dataset import PreferenceDataset, SFTExampleDataset
 
 __all__ = [
+    "FIM",
     "SFT",
     "Batch",
     "BestFit",
@@ -58,6 +60,7 @@ _MODULES = {
     "loader.batch": "Batch",
     "loader.documents": "document_mask flex_block_mask",
     "loader.loader": "TokenLoader",
+    "loader.packing.fim": "FIM",
     "loader.phases": "Phase PhasedLoader",
     "loader.preference.batch": "PreferenceBatch",
     "loader.settings": "SFT BestFit Blocks",

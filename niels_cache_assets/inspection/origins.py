@@ -23,7 +23,10 @@ from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin
 
 
 class Segment(NamedTuple):
-    """Columns first..last-1 of a row: consecutive tokens of one document in one file, or padding. `origin` is that of the first token."""
+    """Columns first..last-1 of a row: consecutive tokens of one document in one file, or padding. `origin` is that of the first token.
+
+    Tokens that FIM has added are segments too.
+    """
 
     first: int
     last: int
@@ -31,7 +34,7 @@ class Segment(NamedTuple):
 
     @property
     def is_padding(self) -> bool:
-        return self.origin.file is None
+        return self.origin.file is None and not self.origin.is_sentinel
 
 
 class BatchRow(NamedTuple):
@@ -50,8 +53,10 @@ class BatchRow(NamedTuple):
 
     @property
     def segments(self) -> list[Segment]:
-        """Segments of the row. A new segment starts at each change of document or file."""
-        changes = (np.diff(self.trace.documents[self.number]) != 0) | (np.diff(self.trace.files[self.number]) != 0)
+        """Segments of the row. A new segment starts at each change of document or file, and where FIM goes on elsewhere in a document."""
+        documents, files, offsets = (each[self.number] for each in (self.trace.documents, self.trace.files, self.trace.offsets))
+        moves = (files[1:] >= 0) & (np.diff(offsets) != 1)
+        changes = (np.diff(documents) != 0) | (np.diff(files) != 0) | moves
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self.tokens)]
         return [Segment(first, last, self.origin(first)) for first, last in pairwise(edges)]
 

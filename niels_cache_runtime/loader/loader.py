@@ -25,6 +25,7 @@ from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.growth import earlier_epochs, resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
 from niels_cache_runtime.loader.packing.documents import PackedDocuments
+from niels_cache_runtime.loader.packing.fim import FIM
 from niels_cache_runtime.loader.preference.batch import make_maker
 from niels_cache_runtime.loader.prefetch import prefetched_batches
 from niels_cache_runtime.loader.remote.opening import Sources
@@ -139,6 +140,8 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             the same `rank`.
         cp_size: How many processes share each row. Each has the parts `cp_rank` and 2 * cp_size - 1 - cp_rank of the 2 * cp_size parts of
             each document. Needs `BestFit(pad_documents_to=p)` with a multiple p of 2 * cp_size. A run may change it.
+        fim: With `FIM(...)`, a share of the documents in packed rows is rearranged to fill in the middle. Needs `packing`. It changes the
+            rows, and a run cannot change it.
         loss_weights: The weights of the targets of sources, such as `{"code": 0.5}`: 0, or 0.000001 to 1000000. The others have weight 1.
         goldfish: (k, h): leave out about one target in k, chosen by the h tokens before it in its document. So the same token after the
             same tokens is left out in every row, epoch and run, with any seed, T and number of ranks.
@@ -183,6 +186,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         max_documents: int | None = None,
         cp_rank: int = 0,
         cp_size: int = 1,
+        fim: FIM | None = None,
         loss_weights: Mapping[str, float] | None = None,
         goldfish: tuple[int, int] | None = None,
         mask_repetitive: tuple[int, int] | None = None,
@@ -202,7 +206,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         self._settings = settings = replace(settings, pairs=pairs)
         if settings.packing and not self._packed:
             raise NielsCacheError("packing='best_fit': is for pretrain splits, and examples of SFT are always packed whole; leave it out")
-        limits = [name for name in settings.plan_settings() if name != "bos_on_pieces"]
+        limits = [name for name in settings.plan_settings() if name not in ("bos_on_pieces", "fim")]
         if limits and (chats := [name for name, source in self._sources.items() if source.examples is not None]):
             raise NielsCacheError(f"{limits[0]}: is for pretrain splits, and {chats[0]} is SFT; leave one of them out")
         self._averages = {name: [source.tokens, source.samples] for name, source in self._packed.items()}

@@ -105,7 +105,8 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         lot_tokens: The tokens of a lot. A phase begins and ends between lots.
         lanes: How many lots of a source are read at the same time. More lots mix more distant documents.
         **settings: Other keyword arguments of TokenLoader: split, shuffle, rank, world_size, device, fields, drop_last (at the end of each
-            phase), mask_cross_document_targets, max_documents, cp_rank, cp_size, loss_weights, goldfish, mask_repetitive, prefetch, verify.
+            phase), mask_cross_document_targets, max_documents, cp_rank, cp_size, fim, loss_weights, goldfish, mask_repetitive,
+            prefetch, verify.
 
     Attributes:
         phases: The phases.

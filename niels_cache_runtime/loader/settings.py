@@ -31,6 +31,7 @@ from niels_cache_runtime.loader.blocks import MAX_LANES, resolve_machines
 from niels_cache_runtime.loader.lots import LotWindows
 from niels_cache_runtime.loader.order import MAX_SEED
 from niels_cache_runtime.loader.packing.documents import DocumentPacking, PackedDocuments
+from niels_cache_runtime.loader.packing.fim import FIM
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.loader.preference.rows import PackedPairs
 from niels_cache_runtime.loader.source import NamedSources, SampleSource
@@ -45,7 +46,7 @@ _PACKINGS = ("best_fit",)
 _MAX_PACKED = 1 << 20  # so that the number of a piece in its row has 20 bits
 Averages = Mapping[str, Sequence[int]]
 _BEST_FIT_SETTINGS = ("bos_on_pieces", "pad_documents_to")  # the fields of BestFit that change rows
-PLAN_SETTINGS = (*_BEST_FIT_SETTINGS, "max_documents")  # those of packed rows, in a state only if they are set
+PLAN_SETTINGS = (*_BEST_FIT_SETTINGS, "max_documents", "fim")  # those of packed rows, in a state only if they are set
 _RUN_SETTINGS = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 WEIGHT_SETTINGS = ("loss_weights", "goldfish", "mask_repetitive")  # in a state only if they are set
 _MOST_TOKENS = 1 << 16
@@ -149,8 +150,9 @@ class BestFit(NamesArguments):
 class LoaderSettings:
     """The checked arguments of TokenLoader that decide its samples and its steps, under the same names. TokenLoader explains them.
 
-    Some fields differ. `packing` is a BestFit or None, and `weights` is always a schedule. `order` is None for an order of the whole split,
-    and its number of machines is known. `on_exhausted` may also be "restart". `pairs` says whether the sources hold preference pairs.
+    Some fields differ. `packing` is a BestFit or None, `fim` has the fields of a FIM, and `weights` is always a schedule. `order` is None
+    for an order of the whole split, and its number of machines is known. `on_exhausted` may also be "restart". `pairs` says whether the
+    sources hold preference pairs.
     """
 
     T: int
@@ -175,6 +177,7 @@ class LoaderSettings:
     max_documents: int | None = None
     cp_rank: int = 0
     cp_size: int = 1
+    fim: dict[str, Any] | None = None
     pairs: bool = False
 
     @classmethod
@@ -218,6 +221,11 @@ class LoaderSettings:
             raise NielsCacheError(f"sft={given['sft']!r:.60}: must be SFT(...), such as SFT(loss_on='all')")
         given["order"] = _checked_order(given["order"], given["world_size"])
         given["packing"] = _checked_packing(given["packing"], T=given["T"], stride=given["stride"])
+        if given["fim"] is not None and not (isinstance(given["fim"], FIM) and given["packing"]):
+            raise NielsCacheError(
+                f"fim={given['fim']!r:.60}: must be FIM(...), and needs packing='best_fit', because a window cannot grow by three tokens"
+            )
+        given["fim"] = given["fim"] and dict(vars(given["fim"]))
         pad_to, needed = given["packing"] and given["packing"].pad_documents_to, 2 * given["cp_size"]
         if given["cp_size"] > 1 and (pad_to or 1) % needed:
             raise NielsCacheError(
@@ -259,7 +267,7 @@ class LoaderSettings:
         found |= {"document_packing": _PACKINGS[0], **self.plan_settings()} if self.packing else {}
         return found | of_order | ({"kind": "preference", "packing": self.sft.packing} if self.pairs else {})
 
-    def plan_settings(self) -> dict[str, int]:
+    def plan_settings(self) -> dict[str, Any]:
         """Return the settings that change the plan of packed rows, by name. Only those that are set."""
         of_packing = {} if self.packing is None else vars(self.packing)
         return {name: of[name] for name in PLAN_SETTINGS for of in (of_packing, vars(self)) if of.get(name)}
@@ -287,7 +295,7 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
     """
     of_blocks, of_pairs = _entries_of(Blocks()) if "order" in settings else {}, ("kind", "packing") if "kind" in settings else ()
     of_packing = ("document_packing", *_BEST_FIT_SETTINGS) if "document_packing" in settings else ()
-    optional = {*of_packing, "max_documents", *WEIGHT_SETTINGS} & settings.keys()
+    optional = {*of_packing, "max_documents", "fim", *WEIGHT_SETTINGS} & settings.keys()
     expected = {*_SAMPLE_SETTINGS, *_SFT_SETTINGS, *_RUN_SETTINGS, *of_blocks, *of_pairs, *optional}
     if set(settings) != expected:
         other = sorted(set(settings) ^ expected)[0]
@@ -302,6 +310,11 @@ def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dic
     if given["on_exhausted"] == "restart":
         del given["on_exhausted"]
     given["sft"] = SFT(**{name: settings[name] for name in (*_SFT_SETTINGS, "packing") if name in settings})
+    if "fim" in settings:
+        try:
+            given["fim"] = FIM(**settings["fim"])
+        except TypeError as error:
+            raise NielsCacheError(f"state: its settings have fim={settings['fim']!r:.80}; it was edited") from error
     if "document_packing" in settings:
         given["packing"] = BestFit(**{name: settings[name] for name in _BEST_FIT_SETTINGS if name in settings})
     if of_blocks:

@@ -79,6 +79,8 @@ class SampleRows:
 class TokenOrigins:
     """The origins of the tokens of samples. All arrays are (n, T+1) int64. Padding, and a BOS that was added, have -1 in all of them.
 
+    A token that FIM added has only a document.
+
     Attributes:
         files: The index into the source's `files`.
         offsets: The position in that file, in tokens.

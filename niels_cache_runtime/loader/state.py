@@ -191,13 +191,19 @@ def read_position(state: State) -> Position:
 
 def check_settings(state: State, settings: State) -> None:
     """Raise NielsCacheError for the first setting in `settings` whose value in the state is different. The message names the setting."""
-    of_plan = ("document_packing", "bos_on_pieces", "pad_documents_to", *(["max_documents"] if "document_packing" in settings else []))
+    of_plan = (
+        "document_packing",
+        "fim",
+        "bos_on_pieces",
+        "pad_documents_to",
+        *(["max_documents"] if "document_packing" in settings else []),
+    )
     defaults = {"kind": "tokens", "lot_tokens": None, **dict.fromkeys(of_plan)}
     saved = {"order": "split", **defaults, **state["settings"]}
     for name, value in {**defaults, **settings}.items():
         of_state = saved.get(name)
         if of_state != value:
-            if name == "phase" and isinstance(of_state, Mapping):
+            if name in ("fim", "phase") and value and isinstance(of_state, Mapping):
                 check_settings({"settings": of_state}, value)  # names the difference inside
             name = name.removeprefix("block_").removeprefix("document_")  # as the arguments are called
             raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={of_state!r}; resuming needs the same")

@@ -75,6 +75,7 @@ class TargetWeights:
         self._of_sources = np.array([(loss_weights or {}).get(name, 1) for name in sources], dtype=np.float32)
         recorded = [(source.meta or {}).get("special_token_ids") for source in sources.values()]
         exempt = {id for ids in recorded if isinstance(ids, dict) for id in ids.values() if isinstance(id, int)}
+        exempt.update(*(getattr(source, "sentinels", ()) for source in sources.values()))
         self._goldfish = None if goldfish is None else Goldfish(*goldfish, exempt=exempt)
         self._repetitive = mask_repetitive
         self.needs_documents = goldfish is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Array, Ints, Side, Tokens
+from niels_cache_runtime.format.layout import Array, Bools, Ints, Side, Tokens
 from niels_cache_runtime.loader.preference.rows import side_of
 from niels_cache_runtime.loader.run_order import SampleLocations
 from niels_cache_runtime.loader.source import NamedSources
@@ -22,10 +22,10 @@ class TokenOrigin:
     Attributes:
         dataset: The name of the token's source.
         folder: The folder of its split.
-        file: The token file that holds the token. None for padding.
-        offset: The token's position in that file, in tokens. None for padding.
+        file: The token file that holds the token. None for padding and for a token that FIM added.
+        offset: The token's position in that file, in tokens. None for padding and for a token that FIM added.
         document: The number of the token's document, example or pair in the split. None for padding, and for a split without document ends.
-        document_offset: The token's position in the document, in tokens from the document's start. None if `document` is None.
+        document_offset: The token's position in the document, in tokens from the document's start. None if there is none.
         epoch: The epoch of the source.
         number: The number of the sample within the source.
         sample: The number of the sample within the run.
@@ -43,13 +43,19 @@ class TokenOrigin:
     sample: int
     token: int
 
+    @property
+    def is_sentinel(self) -> bool:
+        """Whether FIM added the token to its document, as one of <pre>, <suf> and <mid>."""
+        return self.file is None and self.document is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTrace:
     """The origin of every token of one rank's batch.
 
     Column c of an array with one value per token is `x[:, c]` and `y[:, c - 1]` of the batch. `files`, `offsets`, `documents` and
-    `document_offsets` are -1 for padding, and for a BOS that `bos_on_pieces` added. The last two are also -1 for an unknown document.
+    `document_offsets` are -1 for padding, and for a BOS that `bos_on_pieces` added. The last two are also -1 for an unknown document. A
+    token that FIM added only has a document, and is listed in `sentinels`.
 
     Attributes:
         step: The step of the batch.
@@ -80,6 +86,11 @@ class BatchTrace:
     offsets: Ints
     documents: Ints
     document_offsets: Ints
+
+    @property
+    def sentinels(self) -> Bools:
+        """Whether FIM added each token to its document, (B, T+1)."""
+        return (self.files < 0) & (self.documents >= 0)
 
     def token(self, row: int, column: int) -> TokenOrigin:
         """Return the origin of one token.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.cli import main
-from niels_cache_runtime import BestFit, Blocks, TokenLoader
+from niels_cache_runtime import FIM, BestFit, Blocks, TokenLoader
 from niels_cache_runtime.verify import verify_dataset
 from tests.helpers.hand_made import EOT, rewrite_meta, write_stream
 
@@ -31,16 +31,19 @@ def test_it_shows_what_settings_of_the_rows_cost(command: list[str], capsys: pyt
         ([], {}),
         (["--max-documents", "2"], {"max_documents": 2}),
         (["--pad-documents-to", "32"], {"packing": BestFit(pad_documents_to=32)}),
+        (["--fim", "0.5"], {"fim": FIM(pre=5, suf=6, mid=7)}),
     ):
         assert main([*command, *words]) == 0
         (plan,) = json.loads(capsys.readouterr().out)["plans"]
         details: Any = TokenLoader("cache/pretrain/notes", **{"T": 64, "B": 1, "seed": 0, "packing": "best_fit"} | settings).report(1)
         assert {**details.sources[0].details._asdict(), "padding": details.sources[0].details.padding} == plan
         found.append((plan["rows"], plan["least_rows"]))
-    assert len(list(Path("cache/index").glob("*/"))) == 3
-    assert found == [(20, 20), (30, 30), (30, 30)]
+    assert len(list(Path("cache/index").glob("*/"))) == 4
+    assert found == [(20, 20), (30, 30), (30, 30), (25, 21)]
     assert main([*command, "--pad-documents-to", "10"]) == 2
     assert "T=60" in capsys.readouterr().err
+    assert main([*command, "--fim", "2"]) == 2
+    assert "rate=2" in capsys.readouterr().err
     assert main([*command, "--bos-on-pieces"]) == 2
     assert "bos" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_runtime import BestFit, Blocks, Phase, PhasedLoader, TokenLoader
+from niels_cache_runtime import FIM, BestFit, Blocks, Phase, PhasedLoader, TokenLoader
 from niels_cache_runtime.format.layout import doc_ends_name
 from niels_cache_runtime.loader.documents import places_of_cp_rank
 from tests.helpers.hand_made import ASST, EOT, USR, rewrite_meta, write_meta_of, write_pair, write_shards, write_stream
@@ -33,6 +33,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "loss_weights": (None, {"notes": 0.5}, {"notes": 0.0}),
     "goldfish": (None, (3, 2), (2, 30)),
     "mask_repetitive": (None, (2, 3)),
+    "fim": (None, FIM(pre=40, suf=41, mid=42), FIM(rate=0.8, spm_rate=0.2, level="row", pre=42, suf=40, mid=41)),  # some texts have them
 }
 # What each leg of a run, from one stop to the next, has of its own.
 CHANGES: dict[str, tuple[Any, ...]] = {"B": (1, 2, 5), "world_size": (1, 2, 3, 4), "cp_size": (1, 2, 4)}
@@ -79,6 +80,7 @@ def draw_run(number: int) -> tuple[dict[str, Any], list[Leg], list[dict[str, Any
     pads = isinstance(settings["packing"], BestFit) and settings["packing"].pad_documents_to
     if pads:
         settings |= {"T": (8, 40)[below(2)], "weights": {"notes": 2, "more": 1}}
+    settings["fim"] = settings["fim"] if settings["packing"] else None
     settings["max_documents"] = below(2) * 3 or None if settings["packing"] and "chats" not in settings["weights"] else None
     stages = np.cumsum([0, *(grows * below(2) for _ in range(2))]).tolist()
     legs = [Leg(changes=draw(CHANGES) | ({} if pads else {"cp_size": 1}), steps=1 + below(14), stage=stage) for stage in stages]
@@ -218,6 +220,8 @@ def test_a_run_in_phases_that_stops_and_goes_on_reads_what_one_without_a_stop_re
         settings, legs, phases = draw_run(number)
         phases[-1]["tokens"] = None
         common = {name: settings[name] for name in OF_PHASES} | {"fields": FIELDS, "lot_tokens": 80, "lanes": 1 + number % 3}
+        has_room = all(phase["packing"] and phase["T"] > 5 for phase in phases)
+        common["fim"] = SETTINGS["fim"][number % 3] if has_room else None
         seen: dict[int, Row] = {}
         state = None
         for leg in legs:

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from niels_cache_assets.publish.push import open_local_build, prune, push
-from niels_cache_runtime import BestFit, Blocks, Copy, NielsCacheError, TokenLoader
+from niels_cache_runtime import FIM, BestFit, Blocks, Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.remote.windows import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.remote import fetcher, local_copy
@@ -98,10 +98,17 @@ def test_trace_reads_through_the_copy(published: Published) -> None:
 
 
 @pytest.mark.parametrize(
-    ("T", "shard_tokens", "packing"), [(32, 2048, BestFit(bos_on_pieces=True, pad_documents_to=8)), (600, 256, BestFit())]
+    ("T", "shard_tokens", "packing", "fim"),
+    [
+        (32, 2048, BestFit(bos_on_pieces=True, pad_documents_to=8), None),
+        (600, 256, BestFit(), None),
+        (600, 256, BestFit(bos_on_pieces=True), FIM(rate=1, pre=21, suf=22, mid=23)),
+    ],
 )
-def test_packed_documents_come_through_the_copy(s3: LoopbackS3, tmp_path: Path, T: int, shard_tokens: int, packing: BestFit) -> None:
-    """In the last case, a piece is longer than a block."""
+def test_packed_documents_come_through_the_copy(
+    s3: LoopbackS3, tmp_path: Path, T: int, shard_tokens: int, packing: BestFit, fim: FIM | None
+) -> None:
+    """In the last two cases, a piece is longer than a block. The text has the tokens of FIM."""
     lanes = 2
     folder = tmp_path / "published" / "pretrain" / "notes"
     count = SHARDS * shard_tokens + 7
@@ -114,7 +121,8 @@ def test_packed_documents_come_through_the_copy(s3: LoopbackS3, tmp_path: Path, 
     push(open_local_build(folder), ADDRESS)
     published = Published(s3, folder, tmp_path / "copy")
     copy = Copy(dir=published.copy, limit=room(2 + lanes))
-    settings: dict[str, Any] = {"T": T, "B": 16, "seed": 3, "packing": packing, "order": Blocks(shards=2, lanes=lanes), "epochs": 2}
+    settings: dict[str, Any] = {"T": T, "B": 16, "seed": 3, "packing": packing, "fim": fim, "order": Blocks(shards=2, lanes=lanes)}
+    settings["epochs"] = 2
     local, remote = TokenLoader(str(folder), **settings), TokenLoader(ADDRESS, **settings, remote=copy)
     expected = rows(local)
     assert len(expected) > 10
@@ -124,7 +132,7 @@ def test_packed_documents_come_through_the_copy(s3: LoopbackS3, tmp_path: Path, 
     masking = TokenLoader(ADDRESS, **settings, remote=copy)
     masks = [[batch.y_masked for batch in loader] for loader in (masking, TokenLoader(str(folder), **settings))]
     assert all(map(torch.equal, *masks))
-    assert bool(copied(masking)._heads) == (T == 32)  # some pieces begin with a block, and the tokens before them decide
+    assert fim or bool(copied(masking)._heads) == (T == 32)  # some pieces begin with a block, and the tokens before them decide
     ours, theirs = remote.trace(0), local.trace(0)
     assert all(np.array_equal(getattr(ours, name), getattr(theirs, name)) for name in ("tokens", "offsets", "documents"))
     with pytest.raises(NielsCacheError, match="packing"):

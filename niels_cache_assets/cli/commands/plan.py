@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from niels_cache_assets.cli.command import PRETRAIN, Command, integer_at_least, option, switch
+from niels_cache_assets.cli.command import PRETRAIN, Command, fraction, integer_at_least, option, switch
 from niels_cache_assets.cli.console import display, new_table, print_facts
 
 _LENGTHS = (1024, 2048, 4096, 8192)
@@ -22,6 +22,7 @@ COMMAND = Command(
         option("--max-documents", "N", "for TokenLoader(max_documents=N)", type=integer_at_least(1)),
         option("--pad-documents-to", "P", "for BestFit(pad_documents_to=P)", type=integer_at_least(2)),
         switch("--bos-on-pieces", "for BestFit(bos_on_pieces=True)"),
+        option("--fim", "RATE", "for TokenLoader(fim=FIM(rate=RATE))", type=fraction),
         switch("--write", "also write the plans, so that no training run has to wait for them"),
     ),
     usage="NAME ",
@@ -48,11 +49,14 @@ def run(arguments: argparse.Namespace) -> None:
     """Print the counts of each plan, and with --write open it, which writes it."""
     from niels_cache_assets.cli.console import warnings
     from niels_cache_assets.cli.context import find_cache, open_registry
+    from niels_cache_runtime import FIM
     from niels_cache_runtime.loader.packing.documents import DocumentPacking, PackedDocuments, count_rows
     from niels_cache_runtime.loader.settings import PLAN_SETTINGS
 
     cache = find_cache(*open_registry(arguments), arguments.name, kinds=("pretrain",))
     folder = str(cache.directory / (arguments.split or "train"))
+    if arguments.fim is not None:  # the plan does not depend on the ids
+        arguments.fim = dict(vars(FIM(rate=arguments.fim, pre=0, suf=1, mid=2)))
     changes = tuple((name, value) for name in PLAN_SETTINGS if (value := getattr(arguments, name)))
     packing = DocumentPacking(seed=None, block_files=arguments.blocks, changes=changes)
     plans = [count_rows(folder, T=T, packing=packing) for T in arguments.T or _LENGTHS]

@@ -215,7 +215,8 @@ def _describe_origin(origin: TokenOrigin, cache: TracedCache) -> dict[str, Any]:
 
     lineage = None if origin.document is None else cache.lineage.get(origin.document)
     return {
-        "shard": cache.file(origin),
+        **({"fim": True} if origin.is_sentinel else {}),
+        "shard": None if origin.is_sentinel else cache.file(origin),
         "offset": origin.offset,
         cache.unit: origin.document,
         "from_token": origin.document_offset,
@@ -250,8 +251,11 @@ def _print_token(row: BatchRow, column: int, cache: TracedCache) -> None:
     token = cache.text(row, column, column + 1)
     named = f" {token!r}" if is_text else ""
     display(f"--- row {row.number}, column {column}: token {row.tokens[column]}{named}", style="bold")
-    position = "" if origin.document is None else f"token {origin.document_offset:,} of {cache.unit} {origin.document:,}, "
-    offset = "padding" if segment.is_padding else f"{cache.file(origin)} at {origin.offset:,}"
+    position = "" if origin.document_offset is None else f"token {origin.document_offset:,} of {cache.unit} {origin.document:,}, "
+    if origin.is_sentinel:
+        offset = f"added to {cache.unit} {origin.document:,} by FIM"
+    else:
+        offset = "padding" if segment.is_padding else f"{cache.file(origin)} at {origin.offset:,}"
     display(f"{position}{offset}; {origin.dataset} ({cache.folder}), epoch {origin.epoch}, sample {origin.number:,}")
     display(_table_of([segment], cache))
     first, last = max(0, column - NEIGHBOURHOOD_TOKENS), min(len(row.tokens), column + 1 + NEIGHBOURHOOD_TOKENS)

@@ -9,6 +9,10 @@ A document of n tokens has (n-1) // T full pieces, and a rest of (n-1) % T + 1 t
 is one piece, and every transition inside a document is a target of exactly one piece. A document of one token has none, and is left out.
 `PieceSettings` can add BOS to the pieces that do not begin a document, which then have one transition less, and padding to each piece.
 
+With `rate`, that share of the documents of each length gets `GROWTH` columns more (`fim`). A document with no room for them stays as it is.
+Longer ones are cut into pieces with room for them. The first places of each class are those that grow, so the permutation of the class
+decides in each epoch which documents have them. A class with few documents passes its remainder on to the next, so the sum is exact too.
+
     lengths --histogram--> groups of equal rows, of slots of certain lengths    (best fit decreasing, see `plan`)
     row --> group --> slots, each with a place in the class of its length --(seed, epoch): permutation of the class--> document
 
@@ -32,11 +36,12 @@ from niels_cache_runtime.cache.index_cache import Allocate
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IDX_DTYPE, Array, Bools, Ints, Uints
 from niels_cache_runtime.loader.order import MULTIPLIER, permute
-from niels_cache_runtime.loader.packing.plan import RowGroup, group_rows, group_rows_of_few
+from niels_cache_runtime.loader.packing.plan import Entry, Slots, assign_slots, group_rows, group_rows_of_few
 from niels_cache_runtime.loader.packing.segments import number_ranges
 
 DOCUMENT_PLAN_VERSION = 1  # must change whenever the same documents, T, seed and epoch would give different rows
 MAX_UNIT_DOCUMENTS = 1 << 26
+GROWTH = 3  # columns of <pre>, <suf> and <mid>
 HASHED_BYTES = 1 << 25  # larger files are not hashed when a plan is opened, and are compared with the lengths of the documents instead
 
 _CHUNK = 1 << 16  # documents at a time: more would not fit into the CPU cache, and less would take more calls
@@ -44,6 +49,7 @@ _EVERY = 16  # documents from one stored count of full pieces to the next
 _ROUNDS = 8
 _HALF = np.uint64(32)
 _ORDINAL = np.dtype("<u4")
+_STORED = 9  # the fields of PlanTotals that a plan without `rate` stores
 
 
 class PlanUnit(NamedTuple):
@@ -70,17 +76,26 @@ class PieceSettings(NamedTuple):
         bos: Whether BOS is added before each piece that does not begin its document.
         pad_to: Each piece gets padding up to a multiple of this number of inputs. 1 means no padding between pieces.
         most: The most pieces of a row. None means no limit.
+        rate: The share of the pieces that grow.
+        by_row: Whether the pieces of a row all grow, or none of them.
     """
 
     T: int
     bos: bool = False
     pad_to: int = 1
     most: int | None = None
+    rate: float = 0
+    by_row: bool = False
 
     @property
     def step(self) -> int:
         """The transitions of a full piece that does not begin its document."""
-        return self.T - self.bos
+        return self.T - self.bos - (GROWTH if self.rate else 0)
+
+    @property
+    def alone(self) -> int:
+        """The length by which a plan knows the class of full pieces, each of which has a row of its own."""
+        return self.T + 1 + (self.rate > 0)
 
     @property
     def capacity(self) -> int:
@@ -90,26 +105,32 @@ class PieceSettings(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether a piece takes as many columns as it has tokens of its document."""
-        return not self.bos and self.pad_to == 1
+        return not self.bos and self.pad_to == 1 and not self.rate
 
     def cut(self, transitions: Ints) -> tuple[Ints, Ints]:
         """Return the number of full pieces of each document, and the transitions of its rest."""
-        if not self.bos:
-            fulls = transitions // self.T
-            return fulls, transitions - fulls * self.T
-        fulls = np.maximum(transitions - 1, 0) // self.step
-        return fulls, transitions - self.full_start(fulls)
+        fulls = (np.maximum(transitions - 1, 0) if self.bos else transitions) // self.step
+        if self.rate:
+            fulls[transitions <= self.T] = 0
+        return fulls, transitions - (self.full_start(fulls) if self.bos else fulls * self.step)
 
     def full_start(self, numbers: Ints) -> Ints:
         """Return where the full pieces with these numbers begin in their document. The rest begins where one more full piece would."""
         return numbers * self.step + (numbers > 0) * self.bos
 
     def widths(self, fulls: Ints, rests: Ints) -> Ints:
-        """Return the number of columns of each rest, less one. It is 0 if there is no rest."""
+        """Return the length of the class of each rest, less one. It is 0 if there is no rest.
+
+        The length is the number of columns. With `rate`, it is that without padding, because pieces of equal columns may grow differently.
+        """
         if self.is_plain:
             return rests
-        widths = rests + 1 + (fulls > 0) * self.bos
-        return np.where(rests > 0, -(-widths // self.pad_to) * self.pad_to - 1, 0)
+        lengths = rests + 1 + (fulls > 0) * self.bos
+        return np.where(rests > 0, (lengths if self.rate else self.padded(lengths)) - 1, 0)
+
+    def padded(self, lengths: Ints) -> Ints:
+        """Return the number of columns of pieces with so many tokens."""
+        return np.where(lengths > self.T, lengths, -(-lengths // self.pad_to) * self.pad_to)
 
 
 class PlanTotals(NamedTuple):
@@ -125,6 +146,10 @@ class PlanTotals(NamedTuple):
         pieces: The number of pieces.
         left_out: The documents of one token, which are in no row.
         least_rows: The number of rows that no packing of these pieces can be below.
+        fim: How many pieces FIM rearranges in each epoch.
+        fim_unfit: The documents of T-1 to T+1 tokens, which have no room for FIM.
+        fim_spelled: How many of these pieces were left as they are because their text has one of the three tokens, in the rows that this
+            process has read so far.
     """
 
     T: int
@@ -136,6 +161,9 @@ class PlanTotals(NamedTuple):
     pieces: int
     left_out: int
     least_rows: int = 0
+    fim: int = 0
+    fim_unfit: int = 0
+    fim_spelled: int = 0
 
     @property
     def padding(self) -> float:
@@ -145,7 +173,11 @@ class PlanTotals(NamedTuple):
     def __str__(self) -> str:
         rows = f"{self.rows:,} rows of {self.T + 1:,} tokens (at least {self.least_rows:,} are needed)"
         cut = f"{self.documents:,} documents in {self.pieces:,} pieces, {self.cut:,} of them cut"
-        return f"{cut}; {rows}, {self.padding:.2%} padding; {self.left_out:,} documents of one token left out"
+        unfit = (
+            f"not in {self.fim_unfit:,} documents of T-1 to T+1 tokens, nor so far in {self.fim_spelled:,} with its tokens in their text"
+        )
+        fim = f"; FIM in {self.fim:,} pieces, {unfit}" if self.fim else ""
+        return f"{cut}; {rows}, {self.padding:.2%} padding; {self.left_out:,} documents of one token left out{fim}"
 
 
 class Pieces(NamedTuple):
@@ -157,6 +189,7 @@ class Pieces(NamedTuple):
         lengths: The number of tokens in the stream.
         widths: The number of columns in the row, with BOS and the padding of the piece. None means that of `lengths`.
         bos: (pieces,) bool, whether BOS comes before the piece. None means that there is no BOS.
+        fim: (pieces,) bool, whether the piece is rearranged. None means that none is.
     """
 
     rows: Ints
@@ -164,10 +197,11 @@ class Pieces(NamedTuple):
     lengths: Ints
     widths: Ints | None = None
     bos: Bools | None = None
+    fim: Bools | None = None
 
 
 class EpochKeys:
-    """What decides, in an epoch, the place of each document among those of its class, and the order of the pieces in a row.
+    """What decides, in an epoch, the place of each document among those of its class, the order of the pieces in a row, and their cuts.
 
     Args:
         seed: The seed of the loader.
@@ -175,9 +209,9 @@ class EpochKeys:
     """
 
     def __init__(self, seed: int, epoch: int) -> None:
-        stream = hashlib.shake_256(f"niels-cache documents {DOCUMENT_PLAN_VERSION} {seed} {epoch}".encode()).digest(16 + _ROUNDS * 4)
-        self._classes, self._rows = np.frombuffer(stream[:16], dtype="<u8").astype(np.uint64)
-        self._factors = np.frombuffer(stream[16:], dtype="<u4").astype(np.uint32) | np.uint32(1)
+        stream = hashlib.shake_256(f"niels-cache documents {DOCUMENT_PLAN_VERSION} {seed} {epoch}".encode()).digest(24 + _ROUNDS * 4)
+        self._classes, self._rows, self._draws = np.frombuffer(stream[:16] + stream[-8:], dtype="<u8").astype(np.uint64)
+        self._factors = np.frombuffer(stream[16:-8], dtype="<u4").astype(np.uint32) | np.uint32(1)
 
     def place(self, places: Ints, classes: Array, times: Ints, *, backwards: bool = False) -> Ints:
         """Return the ordinal in its class at each place, or with `backwards` the place of each ordinal.
@@ -201,9 +235,13 @@ class EpochKeys:
         numbers += slots.view(np.uint64)
         return _mixed(numbers)
 
+    def draw(self, starts: Ints) -> Ints:
+        """Return three numbers of 32 bits for the piece that begins at each of these tokens, (3, n)."""
+        return _mixed((starts.view(np.uint64) << np.uint64(2)) + (self._draws + np.arange(3, dtype=np.uint64)[:, None])).astype(IDX_DTYPE)
+
 
 def _mixed(numbers: Uints) -> Array:
-    """Return a hash of 32 bits. It overwrites the numbers, because fresh memory costs more than the arithmetic."""
+    """Return a hash of 32 bits of each number. It overwrites the numbers, because fresh memory costs more than the arithmetic."""
     for _ in range(2):
         numbers *= MULTIPLIER
         numbers ^= numbers >> _HALF
@@ -231,40 +269,44 @@ def build_document_plan(
     units: list[PlanUnit] = []
     classes: list[Ints] = []
     group_ends, group_entries, entries = [0], [0], []
-    class_count = ordinal_count = columns = whole_rows = 0
+    class_count = ordinal_count = columns = whole_rows = fim = unfit = 0
+    candidates = np.zeros(1, dtype=np.int64)  # the pieces that might grow in all units so far
     ordinals = allocate("ordinals", (counts["rests"] + 1,), _ORDINAL)  # one more, so that the class of full pieces has an ordinal too
     ordinals[-1] = 0
     for number, ((document, full), (last_document, last_full)) in enumerate(pairwise(firsts)):
         units.append(PlanUnit(starts[number], document, full, group_ends[-1]))
-        histogram = np.zeros(T, dtype=np.int64)  # of the rests
+        histogram = np.zeros(T + 1, dtype=np.int64)  # of the rests
         for _, _, rests in _cut(ends, document, last_document, settings):
-            histogram += np.bincount(rests, minlength=T)
+            histogram += np.bincount(rests, minlength=T + 1)
         histogram[0] = 0
         _sort_by_rest(ordinals[ordinal_count : ordinal_count + int(histogram.sum())], ends, document, last_document, histogram, settings)
         lengths = np.flatnonzero(histogram) + 1
-        sizes = histogram[lengths - 1]
-        groups = _group(np.concatenate([[0], histogram]), settings)
+        sizes, fulls = histogram[lengths - 1], last_full - full
         own = [np.cumsum(sizes) - sizes + ordinal_count, np.full_like(sizes, document), sizes, lengths, np.full_like(sizes, number)]
         ordinal_count += int(sizes.sum())
-        if last_full > full:  # a class without ordinals, because each of these pieces has a row of its own
-            groups.insert(0, RowGroup(last_full - full, [(T + 1, 1)]))
-            own = [np.append(column, value) for column, value in zip(own, (0, 0, 1, T + 1, number), strict=True)]
-        class_of = {length: class_count + place for place, length in enumerate(own[3].tolist())}
-        class_count += len(class_of)
-        classes.append(np.stack(own))
-        taken = dict.fromkeys(class_of, 0)
-        for rows, content in groups:
-            for length, times in content:
-                entries.append((class_of[length], times, taken[length]))
-                taken[length] += rows * times
-            group_ends.append(group_ends[-1] + rows)
-            group_entries.append(len(entries))
-            filled = sum(length * times for length, times in content)
-            columns += rows * min(filled, settings.capacity)
-            whole_rows += rows if filled > T else 0
+        if fulls:  # a class without ordinals, because each of these pieces has a row of its own
+            values = 0, 0, fulls if settings.rate else 1, settings.alone, number
+            own = [np.append(column, value) for column, value in zip(own, values, strict=True)]
+        fits = (own[3] <= T + 1 - GROWTH) | (own[3] == settings.alone)
+        candidates = np.append(candidates[-1], own[2] * fits).cumsum()
+        growing = np.diff(np.floor(settings.rate * candidates + 0.5).astype(IDX_DTYPE))
+        wide = int(growing[-1]) if fulls and settings.rate else fulls
+        of_fulls = class_count + len(sizes)
+        groups = [(wide, T + 1, [(of_fulls, 1, 0)]), (fulls - wide, T + 1 - GROWTH, [(of_fulls, 1, wide)])]
+        groups += _pack(lengths, sizes, growing, class_count, settings)
+        class_count += len(own[0])
+        classes.append(np.stack([*own, growing] if settings.rate else own))
+        fim, unfit = fim + int(growing.sum()), unfit + int(own[2][~fits].sum())
+        for rows, filled, content in groups:
+            if rows:
+                entries.extend(content)
+                group_ends.append(group_ends[-1] + rows)
+                group_entries.append(len(entries))
+                columns += rows * min(filled, settings.capacity)
+                whole_rows += rows if filled > T else 0
     units.append(PlanUnit(starts[-1], *firsts[-1], group_ends[-1]))
     documents, pieces = len(ends) - counts["left_out"], units[-1].full + counts["rests"]
-    tokens = int(ends[-1]) - len(ends) + pieces + (pieces - documents) * settings.bos
+    tokens = int(ends[-1]) - len(ends) + pieces + (pieces - documents) * settings.bos + GROWTH * fim
     totals = PlanTotals(
         T=T,
         rows=group_ends[-1],
@@ -275,6 +317,8 @@ def build_document_plan(
         pieces=pieces,
         left_out=counts["left_out"],
         least_rows=max(-(-columns // settings.capacity), units[-1].full - (-counts["rests"] // (settings.most or counts["rests"] or 1))),
+        fim=fim,
+        fim_unfit=unfit * (settings.rate > 0),
     )
     tables: dict[str, Array] = {
         "units": np.array(units, dtype=np.int64),
@@ -282,7 +326,7 @@ def build_document_plan(
         "group_ends": np.array(group_ends[1:], dtype=np.int64),
         "group_entries": np.array(group_entries, dtype=np.int64),
         "entries": np.array(entries, dtype=np.int64).reshape(-1, 3).T,
-        "totals": np.array(totals, dtype=np.int64),
+        "totals": np.array(totals[: None if settings.rate else _STORED], dtype=np.int64),
     }
     for name, table in tables.items():
         allocate(name, table.shape, table.dtype)[:] = table
@@ -317,10 +361,21 @@ def _count_full_pieces(allocate: Allocate, ends: Ints, settings: PieceSettings) 
     return stored, counts
 
 
-def _group(histogram: Ints, settings: PieceSettings) -> list[RowGroup]:
-    if settings.most is None:
-        return group_rows(histogram, capacity=settings.capacity)
-    return group_rows_of_few(histogram, capacity=settings.capacity, most=settings.most)
+def _pack(lengths: Ints, sizes: Ints, growing: Ints, first: int, settings: PieceSettings) -> Iterator[tuple[int, int, list[Entry]]]:
+    """Yield the groups of rows of the rests of a unit, given the length and the sizes of their classes; see `assign_slots`."""
+    capacity = settings.T + 1  # together, pieces with padding of their own cannot take the last column
+    apart: list[tuple[Slots, Ints]] = [({}, np.zeros(capacity + 1, dtype=np.int64)) for _ in range(2)]
+    columns = settings.padded(lengths), settings.padded(lengths + GROWTH), sizes, growing
+    for number, (plain, grown, size, grows) in enumerate(zip(*(each.tolist() for each in columns), strict=False), first):
+        for (slots, histogram), width, place, count in ((apart[0], plain, grows, size - grows), (apart[settings.by_row], grown, 0, grows)):
+            if count:
+                slots.setdefault(width, []).append((number, place, count))
+                histogram[width] += count
+    for slots, histogram in apart:
+        if settings.most is None:
+            yield from assign_slots(group_rows(histogram, capacity=capacity), slots)
+        else:
+            yield from assign_slots(group_rows_of_few(histogram, capacity=capacity, most=settings.most), slots)
 
 
 def _unit_starts(ends: Ints, edges: Ints, unit_documents: int) -> list[int]:
@@ -352,7 +407,7 @@ def _sort_by_rest(ordinals: Array, ends: Ints, first: int, stop: int, histogram:
     free = np.cumsum(histogram) - histogram  # the next place of each length
     narrow = np.uint16 if T < 1 << 16 else np.uint32  # numpy sorts 16-bit integers by radix
     for begin, _, rests in _cut(ends, first, stop, settings):
-        here = np.bincount(rests, minlength=T)
+        here = np.bincount(rests, minlength=T + 1)
         order = rests.astype(narrow).argsort(kind="stable")[here[0] :]
         here[0] = 0
         places = np.repeat(free - (np.cumsum(here) - here), here)
@@ -407,20 +462,27 @@ class DocumentPlan:
         class_numbers, times, places = self._entries.take(entry_numbers, axis=1)
         places += (rows - self._group_starts[groups])[of_row] * times
         classes = self._classes.take(class_numbers, axis=1)
-        is_alone = classes[3] > self._settings.T
-        places[is_alone] = 0
+        settings = self._settings
+        is_alone = classes[3] == settings.alone
+        fim = None
+        if settings.rate:
+            fim = (places < classes[5]).repeat(times)  # but for full pieces, this is so only after the permutation
+        else:
+            places[is_alone] = 0
         _, places = number_ranges(places, places + times)
         if keys is not None:
-            places = keys.place(places, classes[2:], times)
+            places = keys.place(places, classes[2:5], times)
         widths, of_row = (values.repeat(times) for values in (classes[3], of_row))
         alone = (times.cumsum() - times)[is_alone]
+        if fim is not None:
+            fim[alone], places[alone] = places[alone] < classes[5, is_alone], 0
         places += classes[0].repeat(times)
         documents = self._ordinals[places] + classes[1].repeat(times)
         starts = self._ends.take(documents, mode="clip")
-        lengths, bos, settings = widths, None, self._settings
+        lengths, bos = widths, None
         if not settings.is_plain or self._ordinals.nbytes > HASHED_BYTES - 4096:  # of the header
             fulls, rests = settings.cut(np.maximum(starts - self._starts_of(documents) - 1, 0))
-            if ((settings.widths(fulls, rests) + 1 != widths) & (widths <= settings.T)).any():
+            if ((settings.widths(fulls, rests) + 1 != widths) & (widths < settings.alone)).any():
                 raise self.damaged("ordinals")
             if not settings.is_plain:
                 lengths, bos = rests + 1, (fulls > 0) & settings.bos
@@ -428,8 +490,10 @@ class DocumentPlan:
         starts[alone], numbers = self._full_pieces(rows[of_row[alone]])
         if bos is not None:
             bos[alone] = (numbers > 0) & settings.bos
-            lengths[alone] = settings.T + 1 - bos[alone]
+            lengths[alone] = settings.step + 1 + settings.bos - bos[alone]
         columns: list[Array] = [starts, lengths] if bos is None else [starts, lengths, widths, bos]
+        if fim is not None:
+            columns[2:] = settings.padded(lengths + columns[3] + GROWTH * fim), columns[3], fim
         if keys is not None:
             # Rows have at most 2**20 slots. Sorting numbers that end with the slot is faster than `argsort`.
             firsts = of_row.searchsorted(np.arange(len(rows) + 1))
@@ -463,8 +527,9 @@ class DocumentPlan:
         if self._ordinals[first + places[0]] != document - base:
             raise self.damaged("ordinals")
         if keys is not None:
-            places = keys.place(places, self._classes[2:, [kind]], np.ones(1, dtype=np.int64), backwards=True)
+            places = keys.place(places, self._classes[2:5, [kind]], np.ones(1, dtype=np.int64), backwards=True)
         own = np.flatnonzero(self._entries[0] == kind)
+        own = own[self._entries[2, own].argsort()]
         entry = own[self._entries[2, own].searchsorted(places, side="right") - 1]
         group = self._group_entries.searchsorted(entry, side="right") - 1
         return np.append(rows, self._group_starts[group] + (places - self._entries[2, entry]) // self._entries[1, entry])

@@ -19,10 +19,11 @@ from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.cache.index_cache import IndexCache, new_array
 from niels_cache_runtime.cache.opening import OpenedSplit, listed_of_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.format.layout import FAMILIES, IDX_DTYPE, Array, Ints, Tokens, Uints, doc_ends_name
+from niels_cache_runtime.format.layout import FAMILIES, IDX_DTYPE, Array, Bools, Ints, Tokens, Uints, doc_ends_name, max_vocab_size
 from niels_cache_runtime.format.meta import is_foreign, sha256_text
 from niels_cache_runtime.loader.packing.document_plan import (
     DOCUMENT_PLAN_VERSION,
+    GROWTH,
     HASHED_BYTES,
     DocumentPlan,
     EpochKeys,
@@ -30,6 +31,7 @@ from niels_cache_runtime.loader.packing.document_plan import (
     PlanTotals,
     build_document_plan,
 )
+from niels_cache_runtime.loader.packing.fim import find_sentinels, rearrange
 from niels_cache_runtime.loader.packing.rows_ahead import PackedRows, RowsAhead
 from niels_cache_runtime.loader.packing.segments import RowSegments
 from niels_cache_runtime.loader.source import Heads, SampleRows, SourceBlocks, TokenOrigins
@@ -38,6 +40,7 @@ from niels_cache_runtime.loader.windows import PretrainWindows
 _MAX_DOCUMENTS_IN_MEMORY = 1 << 22
 _BLOCK = 1 << 20
 _PIECES_AHEAD = 60_000
+_NO_PLACES = np.zeros(0, dtype=IDX_DTYPE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +71,11 @@ class DocumentPacking:
         bos, pad_to = bool(of.get("bos_on_pieces")), of.get("pad_documents_to") or 1
         if T % pad_to:
             raise NielsCacheError(f"pad_documents_to={pad_to}: T={T} is no multiple of it; use T={T // pad_to * pad_to or pad_to}")
-        if bos and T == 1:
-            raise NielsCacheError("bos_on_pieces=True: with T=1, a row has no place for BOS; use a larger T")
-        return PieceSettings(T, bos, pad_to, of.get("max_documents"))
+        fim = of.get("fim") or {}
+        found = PieceSettings(T, bos, pad_to, of.get("max_documents"), fim.get("rate", 0), fim.get("level") == "row")
+        if found.step < 1:
+            raise NielsCacheError(f"T={T}: a row has no place for text beside BOS (bos_on_pieces) and the tokens of FIM; use a larger T")
+        return found
 
 
 class PackedDocuments(PretrainWindows):
@@ -89,6 +94,7 @@ class PackedDocuments(PretrainWindows):
     """
 
     _arguments = ("T", "lot_tokens", "packing", "head")
+    sentinels: tuple[int, ...] = ()  # the ids of <pre>, <suf> and <mid>
 
     def __init__(self, folder: str, *, packing: DocumentPacking, **windows: Any) -> None:
         self.packing = packing
@@ -105,6 +111,13 @@ class PackedDocuments(PretrainWindows):
         self._bos_id = ids.get("bos") if self._piece_settings.bos and isinstance(ids, dict) else None
         if self._piece_settings.bos and not isinstance(self._bos_id, int):
             raise NielsCacheError(f"{self.folder}: bos_on_pieces=True needs a bos among special_token_ids in meta.json; leave it out")
+        self._fim = dict(self.packing.changes).get("fim")
+        if self._fim:
+            meta = self.meta or {}
+            self.sentinels = find_sentinels(self._fim, Path(self.path).parent, meta.get("vocab_size", max_vocab_size(self._dtype)))
+            bos, eot = isinstance(ids, dict) and ids.get("bos") is not None, meta.get("append_eot") is True
+            self._cutting = {"bos": bos, "eot": eot, "spm_rate": self._fim["spm_rate"], "T": self.T}
+        self._spelled = 0
         self._plan = self.plan_of(documents)
         self._earlier = [(epoch, self.plan_of(count)) for epoch, count in self.packing.earlier]
         totals = self._plan.totals
@@ -114,7 +127,7 @@ class PackedDocuments(PretrainWindows):
 
     def report(self) -> PlanTotals:
         """Return the counts of an epoch, as the split is now."""
-        return self._plan.totals
+        return self._plan.totals._replace(fim_spelled=self._spelled)
 
     @property
     def _plans(self) -> Path:
@@ -155,7 +168,7 @@ class PackedDocuments(PretrainWindows):
         plan = self._plan_in(epoch)
         start, end = plan.document(check_whole("document", document, most=plan.totals.documents + plan.totals.left_out - 1))
         numbers = plan.rows_of(document, self._keys_of(epoch))
-        segments, starts, bos = self._segments_of(numbers, epoch)
+        segments, starts, bos, _ = self._segments_of(numbers, epoch)
         own = np.flatnonzero((starts >= start) & (starts + 1 < end))
         if len(own) < len(numbers):
             raise plan.damaged("full_counts")
@@ -172,6 +185,7 @@ class PackedDocuments(PretrainWindows):
             "edges": sha256_text(str(edges.tolist())),
             "plan_version": DOCUMENT_PLAN_VERSION,
             **dict(self.packing.changes),
+            **({"fim": [self._fim["rate"], self._fim["level"]]} if self._fim else {}),
         }
 
         def build(allocate: Any) -> None:
@@ -204,21 +218,46 @@ class PackedDocuments(PretrainWindows):
         Raises:
             NielsCacheError: If a number is out of range.
         """
-        ahead = self._ahead.get(epoch)
-        rows = (ahead and ahead.take(numbers)) or self._rows(numbers, epoch)
-        tokens = self._read_pieces(rows.starts, rows.lengths, rows.pads, pad_id=self.eot_id).reshape(len(numbers), self.T + 1)
-        if self._bos_id is not None:
-            tokens.reshape(-1)[rows.bos] = self._bos_id
+        rows, tokens = self._gather(numbers, epoch)
         heads = self._find_heads(rows) if self.head else None
         return SampleRows(
-            tokens=tokens, boundaries=rows.boundaries, ignored=rows.ignored, padding=rows.padding, filled=rows.filled, heads=heads
+            tokens=tokens.reshape(-1, self.T + 1),
+            boundaries=rows.boundaries,
+            ignored=rows.ignored,
+            padding=rows.padding,
+            filled=rows.filled,
+            heads=heads,
         )
+
+    def _gather(self, numbers: Ints, epoch: int) -> tuple[PackedRows, Tokens]:
+        """Return what rows are made of, and their flattened tokens."""
+        ahead = self._ahead.get(epoch)
+        rows = (ahead and ahead.take(numbers)) or self._rows(numbers, epoch)
+        tokens = self._read_pieces(rows.starts, rows.lengths, rows.pads, pad_id=self.eot_id)
+        if self.sentinels:
+            lowest = tokens.dtype.type(min(self.sentinels))
+            if (tokens - lowest <= max(self.sentinels) - lowest).any():  # what is below the lowest wraps around
+                rows, tokens = self._keep_spelled(rows, tokens, numbers, epoch)
+            tokens[rows.sentinels.reshape(-1, 3)] = self.sentinels
+        if self._bos_id is not None:
+            tokens[rows.bos] = self._bos_id
+        return rows, tokens
+
+    def _keep_spelled(self, rows: PackedRows, tokens: Tokens, numbers: Ints, epoch: int) -> tuple[PackedRows, Tokens]:
+        """Return rows in which pieces whose text has a sentinel are as they are in the stream, with three columns of padding."""
+        positions = rows.positions()
+        kept = self._rows(numbers, epoch, np.sort(positions[np.isin(tokens, self.sentinels)]))
+        self._spelled += (len(rows.sentinels) - len(kept.sentinels)) // 3
+        order, wanted = positions.argsort(), kept.positions()  # the tokens are here already, and their shards may be gone
+        found = tokens[order[positions.searchsorted(wanted, sorter=order)]]
+        found[wanted < 0] = self.eot_id
+        return kept, found
 
     def _find_heads(self, rows: PackedRows) -> Heads:
         widths = rows.lengths + rows.pads
         places = widths.cumsum() - widths
         before = self._before(rows.starts)
-        before[np.isin(places, rows.bos)] = 0
+        before[np.isin(places, rows.bos) | rows.fim] = 0
         parts = np.flatnonzero(before)
         tokens = np.zeros((len(parts), self.head), dtype=self._dtype)
         for row, found in zip(tokens, self._read_heads(rows.starts[parts]), strict=True):
@@ -231,26 +270,38 @@ class PackedDocuments(PretrainWindows):
         return [np.concatenate([*self._head_pieces(start)]) for start in starts.tolist()]
 
     def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
-        """Return shard, offset and document of every token of the rows `numbers` (n,) in `epoch`. Padding and added BOS have -1."""
-        segments, starts, bos = self._segments_of(numbers, epoch)
-        unknown = segments.is_padding()
-        unknown.reshape(-1)[segments.places[bos > 0]] = True
-        positions = segments.spread(starts - bos - segments.columns) + np.arange(self.T + 1)
+        """Return shard, offset and document of every token of the rows `numbers` (n,) in `epoch`.
+
+        Padding and added BOS have -1. The tokens of FIM only have a document.
+        """
+        rows, _ = self._gather(numbers, epoch)
+        positions = rows.positions()
+        positions[rows.bos] = -1
+        positions = positions.reshape(-1, self.T + 1)
+        unknown = positions < 0
         found = self._origins_of(np.where(unknown, 0, positions))
         for array in vars(found).values():
             array[unknown] = -1
+        for array in (found.files, found.offsets, found.document_offsets):
+            array.reshape(-1)[rows.sentinels] = -1
         return found
 
-    def _segments_of(self, numbers: Ints, epoch: int) -> tuple[RowSegments, Ints, Ints]:
-        """Return the pieces in rows of an epoch: their places, their first tokens in the stream, and 1 for those with BOS before them."""
-        plan = self._plan_in(epoch)
-        pieces = plan.pieces(self._checked(numbers, plan.totals.rows), self._keys_of(epoch))
-        bos = np.zeros_like(pieces.rows) if pieces.bos is None else pieces.bos.astype(IDX_DTYPE)
-        lengths = pieces.lengths if pieces.bos is None else pieces.lengths + bos
-        return RowSegments.lay_out(pieces.rows, lengths, n=len(numbers), T=self.T, widths=pieces.widths), pieces.starts, bos
+    def _segments_of(self, numbers: Ints, epoch: int, spelled: Ints = _NO_PLACES) -> tuple[RowSegments, Ints, Ints, Bools | None]:
+        """Return the pieces in rows of an epoch: places, first tokens in the stream, 1 for BOS before them, whether FIM rearranges them.
 
-    def _rows(self, numbers: Ints, epoch: int) -> PackedRows:
-        segments, starts, bos = self._segments_of(numbers, epoch)
+        A piece with one of the places `spelled` in it is not rearranged.
+        """
+        plan = self._plan_in(epoch)
+        rows, starts, lengths, widths, has_bos, fim = plan.pieces(self._checked(numbers, plan.totals.rows), self._keys_of(epoch))
+        bos = np.zeros_like(rows) if has_bos is None else has_bos.astype(IDX_DTYPE)
+        lengths = lengths if has_bos is None else lengths + bos
+        if fim is not None:
+            fim &= spelled.searchsorted(starts) == spelled.searchsorted(starts + lengths - bos)
+            lengths = lengths + GROWTH * fim
+        return RowSegments.lay_out(rows, lengths, n=len(numbers), T=self.T, widths=widths), starts, bos, fim
+
+    def _rows(self, numbers: Ints, epoch: int, spelled: Ints = _NO_PLACES) -> PackedRows:
+        segments, starts, bos, fim = self._segments_of(numbers, epoch, spelled)
         rows, lengths, pads, begun = segments.rows, segments.lengths, segments.pads(), np.flatnonzero(bos)
         ignored = segments.ignored(pads, begun)
         padding = segments.padding(pads) if self._piece_settings.pad_to > 1 else None
@@ -258,7 +309,20 @@ class PackedDocuments(PretrainWindows):
             rows, starts = (np.insert(each, begun, each[begun]) for each in (rows, starts))
             lengths, pads = np.insert(lengths - bos, begun, 1), np.insert(pads, begun, 0)
         boundaries, filled = segments.boundaries(self._piece_settings.most), segments.filled
-        return PackedRows(self.T, rows, starts, lengths, pads, filled, boundaries, ignored, padding, segments.places[begun])
+        is_fim, sentinels = np.zeros(len(rows), dtype=np.bool_), rows[:0]
+        if fim is not None:
+            found, sentinels, repeated = rearrange(
+                (pads, starts, lengths, rows),
+                np.insert(fim, begun, False),
+                np.asarray(self.doc_ends).view(IDX_DTYPE),
+                keys=epoch_keys(self.packing.seed or 0, epoch),
+                **self._cutting,
+            )
+            pads, starts, lengths, rows, is_fim = found
+            ignored = np.sort(np.concatenate([ignored, repeated]), kind="stable")
+        return PackedRows(
+            self.T, rows, starts, lengths, pads, filled, boundaries, ignored, padding, segments.places[begun], is_fim, sentinels
+        )
 
     def prepare(self, numbers: Ints, *, epoch: int) -> None:
         """Get ready to read these rows in this order. To find the pieces of many rows together costs far less than batch by batch."""

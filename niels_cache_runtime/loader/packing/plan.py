@@ -15,6 +15,7 @@ loop finds a row with one lookup in a bitset of the room that rows have left. `r
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +29,10 @@ PACKING_VERSION = 1  # must change whenever the same lengths, capacity, seed and
 # The content of each row in a group, a linked list from the last placed examples to the first:
 # (content placed before, length, number of examples of that length per row).
 _Content = tuple["_Content | None", int, int]
+
+# By length: the class, first place and number of places of the examples of this length.
+Slots = dict[int, list[tuple[int, int, int]]]
+Entry = tuple[int, int, int]  # the class of some examples of a row, how many they are, and the first place in the class
 
 
 class RowGroup(NamedTuple):
@@ -139,6 +144,34 @@ def group_rows_of_few(histogram: Ints, *, capacity: int, most: int) -> list[RowG
                 lengths ^= 1 << length
         groups.append(RowGroup(rows, sorted(content.items(), reverse=True)))
     return groups
+
+
+def assign_slots(groups: Iterable[RowGroup], slots: Slots) -> Iterator[tuple[int, int, list[Entry]]]:
+    """Give the examples in groups of equal rows places in their classes. Yield groups of rows with consecutive places.
+
+    Args:
+        groups: The groups.
+        slots: The places of the classes. They are removed.
+
+    Yields:
+        The number of rows, the tokens of each, and the entries of the first of them.
+    """
+    for rows, content in groups:
+        filled = sum(length * times for length, times in content)
+        while rows:
+            # Rows whose examples of each length are all of one class, or else a single row.
+            alike = min(rows, *(max(1, slots[length][-1][2] // times) for length, times in content))
+            entries = []
+            for length, left in content:
+                while left:
+                    number, first, count = slots[length].pop()
+                    own = min(left, count)
+                    entries.append((number, own, first))
+                    if count > own * alike:
+                        slots[length].append((number, first + own * alike, count - own * alike))
+                    left -= own
+            yield alike, filled, entries
+            rows -= alike
 
 
 def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_cache_runtime.format.layout import Ints
+from niels_cache_runtime.format.layout import Bools, Ints
 from niels_cache_runtime.loader.source import DocumentStarts
 
 
@@ -26,6 +26,8 @@ class PackedRows(NamedTuple):
         ignored: As in SampleRows, in ascending order.
         padding: As in SampleRows, in ascending order.
         bos: The places of BOS in the flattened rows, in ascending order.
+        fim: Whether each piece is a part of one that FIM rearranges.
+        sentinels: The places of <pre>, <suf> and <mid> of each of them in the flattened rows, in ascending order.
     """
 
     T: int
@@ -38,17 +40,25 @@ class PackedRows(NamedTuple):
     ignored: Ints
     padding: Ints | None
     bos: Ints
+    fim: Bools
+    sentinels: Ints
+
+    def positions(self) -> Ints:
+        """Return the place in the stream of every token of the flattened rows, -1 for padding."""
+        widths = self.lengths + self.pads
+        within = np.arange(widths.sum()) - (widths.cumsum() - widths).repeat(widths)
+        return np.where(within < self.lengths.repeat(widths), self.starts.repeat(widths) + within, -1)
 
     def edges(self) -> Ints:
-        """Return where each row begins in `rows`, the boundaries, `ignored`, `bos` and `padding`, and their ends, (rows + 1, 5)."""
+        """Return where each row begins in `rows`, the boundaries, `ignored`, `bos`, `padding` and `sentinels`, and their ends."""
         rows, T = np.arange(len(self.filled) + 1), self.T
         padding = self.ignored if self.padding is None else self.padding
-        by_row = (self.rows, 1), (self.boundaries.rows, 1), (self.ignored, T), (self.bos, T + 1), (padding, T)
+        by_row = (self.rows, 1), (self.boundaries.rows, 1), (self.ignored, T), (self.bos, T + 1), (padding, T), (self.sentinels, T + 1)
         return np.stack([values.searchsorted(rows * scale) for values, scale in by_row], axis=1)
 
     def part(self, first: int, stop: int, edges: Ints) -> "PackedRows":
         """Return the rows `first` to `stop` - 1, given `edges`."""
-        pieces, inside, ignored, bos, padding = map(slice, edges[first].tolist(), edges[stop].tolist())
+        pieces, inside, ignored, bos, padding, sentinels = map(slice, edges[first].tolist(), edges[stop].tolist())
         starts = self.boundaries
         boundaries = DocumentStarts(
             rows=starts.rows[inside] - first, columns=starts.columns[inside], continues=starts.continues[first:stop]
@@ -56,7 +66,8 @@ class PackedRows(NamedTuple):
         rows, filled = self.rows[pieces] - first, self.filled[first:stop]
         places, paddings = self.ignored[ignored] - first * self.T, None if self.padding is None else self.padding[padding] - first * self.T
         own = self.starts[pieces], self.lengths[pieces], self.pads[pieces], filled, boundaries, places, paddings
-        return PackedRows(self.T, rows, *own, self.bos[bos] - first * (self.T + 1))
+        before = first * (self.T + 1)
+        return PackedRows(self.T, rows, *own, self.bos[bos] - before, self.fim[pieces], self.sentinels[sentinels] - before)
 
 
 class RowsAhead:
