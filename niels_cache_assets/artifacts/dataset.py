@@ -411,7 +411,7 @@ def split_rule(spec: DatasetSpec[PretrainSource], *, group: int = 0) -> str:
     if source.has_own_splits:
         return "upstream's own splits"
     if source.seeded_val_frac is not None:
-        return f"seeded {source.seeded_val_frac:g} of documents to val, seed {spec.build.seed + group}"
+        return f"seeded {source.seeded_val_frac:g} of {source.val_unit} to val, seed {spec.build.seed + group}"
     return budget_rule(train_tokens=source.train_tokens, val_tokens=source.val_tokens or 0)
 
 

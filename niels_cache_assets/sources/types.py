@@ -328,6 +328,7 @@ class PretrainSource(Source):
     """
 
     family = "pretrain"
+    val_unit: ClassVar[str] = "documents"  # what val_frac counts
     # Separate fingerprints cover these keys: those of preparation and of decontamination.
     # A plan has its own identity for `added`, and the fingerprint has the ids in the file for `exclude`.
     never_counts = frozenset(
