@@ -16,14 +16,18 @@ A document costs about a microsecond for each thousand characters.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from niels_cache_assets.base.documents import Document
+from niels_cache_assets.dedup.hashing import PADDING
 from niels_cache_assets.sources.reading.keep import kept_values
 from niels_cache_assets.steps.step import Drop, step
 from niels_cache_cleaning.code_languages import language_of
 from niels_cache_runtime.errors import did_you_mean
+from niels_cache_runtime.format.layout import Bytes, Ints
 
 RULES = ("vendored", "generated", "minified", "data", "long_line", "mean_line", "alphanumeric")
 
@@ -43,6 +47,7 @@ _GENERATED = re.compile(
     r"|\bdo not edit\b",
     re.IGNORECASE,
 )
+_WORD = re.compile(r"\w+")
 _FIRST_LINES = 5
 _FIRST_CHARACTERS = 2_000
 _MINIFIED_NAME = re.compile(r".*[.-]min\.(?:js|mjs|css)", re.IGNORECASE)
@@ -137,6 +142,25 @@ def share_of(text: str, *, letters: bool = False) -> float:
     if text.isascii():
         return len(text.encode().translate(None, _DELETE_NO_LETTERS if letters else _DELETE_OTHER_BYTES)) / len(text)
     return sum(map(str.isalpha if letters else str.isalnum, text)) / len(text)
+
+
+def compared(texts: Sequence[str]) -> tuple[list[bytes], Bytes, Ints]:
+    """Return what deduplication compares with `units = "code"`.
+
+    Words are runs of letters, digits and underscores, with their case, as in the near-deduplication of The Stack (Kocetkov et al. 2022).
+    So code that differs in blanks, indentation, signs and quotes alone is near, and never equal.
+
+    Args:
+        texts: The texts.
+
+    Returns:
+        For each text, the bytes by which exact duplicates are found: the text, with line ends as line feeds, after a byte that no canonical
+        text of prose begins with. Then the words of all texts in the form of canonical texts (dedup/signatures.py), and the end of each.
+    """
+    contents = [b"\1" + text.replace("\r\n", "\n").encode("utf-8", "surrogatepass") for text in texts]
+    words = [" ".join(_WORD.findall(text)).encode("utf-8", "surrogatepass") for text in texts]
+    ends = np.cumsum([len(each) + 1 for each in words], dtype=np.int64) - 1
+    return contents, np.frombuffer(b" ".join(words) + b" " * (1 + PADDING), dtype=np.uint8).copy(), ends
 
 
 @step(version=1, identity="version")

@@ -385,7 +385,8 @@ class Corpus(RootArtifact):
         registry, name, source = self.registry, self.name, self.source
         processes = registry.build.threads or available_threads()
         cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
-        signer = Signer(num_perm=registry.dedup.num_perm, ngram=registry.dedup.ngram) if "dedup" in source.prepare else None
+        dedup = registry.dedup
+        signer = Signer(num_perm=dedup.num_perm, ngram=dedup.ngram, units=dedup.units) if "dedup" in source.prepare else None
         if is_stateful(source):  # its state is not in the journal
             processes, work = 1, replace(work, force=True)
         steps = work.identity.get("steps")

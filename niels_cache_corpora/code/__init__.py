@@ -6,5 +6,6 @@ source.py has the table, and makes documents of files, or of the files of a repo
     licensing.py   the licence of a file, as an SPDX expression
     notebooks.py   notebooks as scripts
     joining.py     the order of a repository's files by imports, and documents of several files
+    copies.py      files that earlier repositories have, and forks
     sorting.py     rows of Parquet files brought together by repository
 """

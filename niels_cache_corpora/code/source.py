@@ -26,6 +26,7 @@ from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import batched, parquet_rows, row_id, text_problem
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 from niels_cache_assets.sources.val_share import val_mask
+from niels_cache_corpora.code.copies import Copies
 from niels_cache_corpora.code.joining import Import, import_order, imports_of, join_files
 from niels_cache_corpora.code.licensing import RepositoryLicenses, expression, header_license, is_allowed, joined
 from niels_cache_corpora.code.listing import Division, Repository, find_repositories
@@ -103,6 +104,10 @@ class Code(HasColumns, DecodesText, PretrainSource):
     """What happens to files whose licence is unknown; needed with `licenses`"""
     notebooks: Literal["script", "json", "drop"] = "script"
     """'script' makes scripts of Jupyter notebooks, with cells marked by `# %%`; 'json' reads the files as they are"""
+    copies: Literal["keep", "drop"] = "keep"
+    """With `sample_by = "repository"`, 'drop' drops files that equal a file of an earlier repository"""
+    fork_share: float | None = Field(None, gt=0, le=1, strict=False)
+    """With `sample_by = "repository"`: drop repositories of which this share of characters equals files of one earlier repository"""
     path_field: str | None = None
     """Column of Parquet files with the path; by default `path`, or the name in The Stack"""
     repo_field: str | None = None
@@ -144,6 +149,8 @@ class Code(HasColumns, DecodesText, PretrainSource):
                 raise ValueError(f"keep has {unknown[0]!r}; documents of several files have {', '.join(known)}")
             if "{path}" not in self.file_start:
                 raise ValueError("file_start lacks {path}, by which `trace` finds the file of a token; add it")
+        elif self.copies == "drop" or self.fork_share is not None:
+            raise ValueError('copies and fork_share need sample_by = "repository"; for single files, set prepare = ["dedup"]')
         columns = [*self.keep, *(self.condition.columns if self.condition else ())]
         if not self.reads_parquet and (unknown := {*columns} - {*COLUMNS, "files"}):
             raise ValueError(f"there is no column {min(unknown)!r}; keep and where may name {', '.join(COLUMNS)}")
@@ -203,6 +210,7 @@ class _Reading:
         self._languages, self._rules = load_beside("cleaning", "code_languages"), load_beside("cleaning", "code")
         self._limits = self._rules.Limits(source.max_line_length, source.max_mean_line_length, source.min_alphanumeric_share)
         self._splits: dict[str, Split] = {}
+        self._copies = Copies()
 
     def folder_documents(self, repositories: Sequence[Repository]) -> Iterator[list[Document]]:
         """Yield the documents of repositories on disk."""
@@ -326,6 +334,7 @@ class _Reading:
         with SpooledTemporaryFile(max_size=_MEMORY_BYTES, prefix="niels-cache-") as spool:
             imports, columns = dict[str, Sequence[Import]](), dict[str, Mapping[str, Any]]()
             spooled = dict[str, tuple[int, int]]()  # the start and the size of each text
+            copies = self._copies.start(repository)
 
             def text_of(path: str) -> str:
                 start, size = spooled[path]
@@ -334,12 +343,23 @@ class _Reading:
 
             for each in files:
                 if each.path not in imports:
+                    copies.add(each.path, each.text)
                     imports[each.path] = imports_of(each.path, each.text, each.language)
                     columns[each.path] = each.columns
                     text = f"{_filled(source.file_start, each.columns)}{each.text}{source.file_end}"
                     spooled[each.path] = spool.tell(), spool.write(text.encode(errors="surrogatepass"))
                 else:
                     self._drop("same_path", f"{repository}/{each.path}")
+            if source.fork_share is not None and (original := copies.original(source.fork_share)):
+                self._report.drop_row(f"{DROPPED}:fork", repository, count=len(imports))
+                old = self._report.facts.get("forks", {})
+                if len(old) < _NAMED_REPOSITORIES:
+                    self._report.facts["forks"] = {**old, repository: f"copy of {original}"}
+                return
+            copied = copies.end()
+            for path in copied if source.copies == "drop" else ():
+                self._drop("copy", f"{repository}/{path}")
+                del imports[path]
             start = _filled(source.repository_start, {"repo": repository})
             ordered = ((path, text_of(path)) for path in import_order(imports))
             for part, (text, paths) in enumerate(join_files(ordered, start=start, max_characters=source.max_characters)):

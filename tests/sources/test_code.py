@@ -275,6 +275,20 @@ def test_rows_of_a_repository_come_together_and_one_split_has_all_of_them(tmp_pa
     assert code(files, val_frac=0.3).identity() != code(files, val_frac=0.2).identity()
 
 
+def test_a_file_of_an_earlier_repository_is_a_copy_and_a_repository_of_copies_is_a_fork(tmp_path: Path) -> None:
+    own = {f"m{number}.py": f"x = {number}\n" * 20 for number in range(10)}
+    write(tmp_path / "a", own)
+    write(tmp_path / "b", {**own, "m9.py": "y = 1  \n"})
+    write(tmp_path / "c", {"copied.py": own["m3.py"].replace("\n", " \r\n"), "new.py": "z = 1\n" * 40, "m1.py": "w = 2\n"})
+    keys: dict[str, Any] = {"sample_by": "repository", "repositories": "subfolders", "val_frac": 0.0}
+    documents, context = read(code(tmp_path, fork_share=0.8, copies="drop", **keys))
+    assert [(each.file, len(kept(each)["files"])) for each in documents] == [("a", 10), ("c", 2)]
+    assert dict(context.report.dropped) == {"code:fork": 10, "code:copy": 1}
+    assert context.report.facts["forks"] == {"b": "copy of a"}
+    assert [each.file for each in read(code(tmp_path, copies="drop", **keys))[0]] == ["a", "b", "c"]
+    assert [len(kept(each)["files"]) for each in read(code(tmp_path, **keys))[0]] == [10, 10, 3]
+
+
 def test_a_sort_in_many_runs_gives_the_rows_in_order() -> None:
     rows = [((f"r{number * 7 % 101}", number), [f"text \ud83d {number}", None]) for number in range(3 * RUNS * 4)]
     assert [*sorted_rows(rows, run_characters=60)] == sorted(rows)
@@ -292,6 +306,7 @@ def test_a_sort_in_many_runs_gives_the_rows_in_order() -> None:
         ({"keep": ["stars"]}, "stars"),
         ({"sample_by": "repository", "file_start": "x"}, "file_start"),
         ({"path_field": "p"}, "path_field"),
+        ({"copies": "drop"}, "sample_by"),
         ({"files": ["a", "b/*.parquet"]}, "make a data set of each"),
     ],
 )
