@@ -40,7 +40,6 @@ from niels_cache_assets.parts.plan import Plan, divide_in_proportion
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.notes import notes_on_source
-from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.references import own_revision, revision_with_references
 from niels_cache_assets.sources.text_column import reading_warning, with_text_field
@@ -192,7 +191,7 @@ class DatasetSpec(Generic[S]):
         """The number of bytes of the data set's text, or None if it is unknown."""
         if self.prepared is not None:
             return int(self.prepared.meta["bytes"]["after"])
-        return file_bytes(getattr(self.source, "files", None), self.source.endings)
+        return self.source.text_bytes()
 
     def inputs(self) -> list[str]:
         """Return the keys of the artifacts that the cache of the whole data set is built from."""

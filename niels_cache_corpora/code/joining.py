@@ -146,7 +146,7 @@ def import_order(imports: Mapping[str, Sequence[Import]]) -> list[str]:
         if start in seen:
             continue
         seen.add(start)
-        stack = [(start, iter(imports[start]), iter(()))]
+        stack: list[tuple[str, Iterator[Import], Iterator[str]]] = [(start, iter(imports[start]), iter(()))]
         while stack:
             path, rest, files = stack[-1]
             below = next((file for file in files if file not in seen), None)

@@ -18,13 +18,13 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.base.fingerprint import Identity
+from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.sources.reading.encodings import DecodesText, DecodingCounts, decode
 from niels_cache_assets.sources.reading.files import SourceFile, file_errors, find_files, valid_unicode
 from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import batched, parquet_rows, row_id, text_problem
-from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
+from niels_cache_assets.sources.types import ConfigPath, PretrainSource, Siblings, StreamContext
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_corpora.code.copies import Copies
 from niels_cache_corpora.code.joining import Import, import_order, imports_of, join_files
@@ -70,7 +70,7 @@ class Code(HasColumns, DecodesText, PretrainSource):
     `keep` and `where` may name `language`, `license`, `path`, `repo` and `commit`, and columns of the Parquet files.
     """
 
-    endings = (".parquet",)
+    endings = ("",)  # of all files
     val_unit = "repositories"
 
     source: Literal["code"] = "code"
@@ -175,9 +175,26 @@ class Code(HasColumns, DecodesText, PretrainSource):
 
     def input_files(self) -> list[SourceFile]:
         if self.reads_parquet:
-            return find_files(self.files, self.endings)
+            return find_files(self.files, (".parquet",))
         binary = load_beside("cleaning", "code_languages").is_binary_name
         return [file for each in self._listed() for path, file in each.files.items() if not binary(path)]
+
+    def revision(self, siblings: Siblings) -> str | None:
+        """Return the digest of the files, with the commits of checkouts, which are in `facts`."""
+        digest, commits = super().revision(siblings), [] if self.reads_parquet else [each.commit for each in self._listed() if each.commit]
+        return f"sha256:{fingerprint_of({'files': digest, 'commits': commits})}" if commits else digest
+
+    def text_bytes(self) -> int | None:
+        sizes = () if self.reads_parquet else (file.size() for file in self.input_files())
+        return sum(size for size in sizes if size <= self.max_file_bytes) or None
+
+    def check_input(self, siblings: Siblings) -> None:
+        if not self.reads_parquet:  # the first rows of Parquet files may come after a sort
+            super().check_input(siblings)
+            return
+        found = self.readable_files()
+        for file in found[:1] if found[0].is_remote else found:
+            _ParquetFields(self, [file])
 
     def count_unsplit(self, context: StreamContext) -> int:
         return 0  # each document has the split of its repository

@@ -22,6 +22,7 @@ from niels_cache_corpora.code.listing import Repository, find_repositories
 from niels_cache_corpora.code.notebooks import notebook_script
 from niels_cache_corpora.code.sorting import RUNS, sorted_rows
 from niels_cache_corpora.code.source import Code
+from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.read_sources import read
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"  # Apache-2.0
@@ -119,6 +120,9 @@ def test_of_a_checkout_tracked_files_are_read_as_they_are_on_disk(tmp_path: Path
     assert len(commit) == 40
     assert context.report.facts["git"] == {"checkouts": 1, "repositories": {"elm": {"commit": commit, "changed_files": 2}}}
     assert "2 tracked files differ" in logged[0]
+    before = code(tmp_path).revision({})
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "y"], check=True)
+    assert code(tmp_path).revision({}) != before
 
 
 def test_distributions_of_an_environment_are_repositories_with_the_licence_of_their_metadata(tmp_path: Path) -> None:
@@ -271,6 +275,11 @@ def test_rows_of_a_repository_come_together_and_one_split_has_all_of_them(tmp_pa
     splits = {each.file: each.split for each in documents}
     assert {(kept(each)["repo"], each.split) for each in single} == {*splits.items()}
     assert {kept(each)["license"] for each in single} == {"MIT"}
+    code(files, sample_by="repository").check_input({})
+    with pytest.raises(NielsCacheError, match="set path_field to one of: content, path"):
+        code(files, path_field="where").check_input({})
+    with pytest.raises(NielsCacheError, match="no column 'size'"):
+        code(files, keep=["size"]).check_input({})
     assert code(files, val_frac=0.3).count_unsplit(StreamContext(seed=42)) == 0
     assert code(files, val_frac=0.3).identity() != code(files, val_frac=0.2).identity()
 
