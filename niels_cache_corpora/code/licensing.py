@@ -174,8 +174,8 @@ def _of_package(text: str) -> str | None:
         if found := expression(_NAMES.get(str(stated), stated)):
             return found
     classified = [each.rpartition(" :: ")[2] for each in headers.get_all("Classifier") or () if each.startswith("License ::")]
-    found = [_CLASSIFIERS.get(each) for each in classified if each != "OSI Approved"]
-    return joined(filter(None, found)) if None not in found else None
+    known = [_CLASSIFIERS.get(each) for each in classified if each != "OSI Approved"]
+    return joined(filter(None, known)) if None not in known else None
 
 
 def _of_table(table: Any, key: str) -> str | None:

@@ -152,8 +152,8 @@ class Code(HasColumns, DecodesText, PretrainSource):
         elif self.copies == "drop" or self.fork_share is not None:
             raise ValueError('copies and fork_share need sample_by = "repository"; for single files, set prepare = ["dedup"]')
         columns = [*self.keep, *(self.condition.columns if self.condition else ())]
-        if not self.reads_parquet and (unknown := {*columns} - {*COLUMNS, "files"}):
-            raise ValueError(f"there is no column {min(unknown)!r}; keep and where may name {', '.join(COLUMNS)}")
+        if not self.reads_parquet and (unknown := [name for name in columns if name not in (*COLUMNS, "files")]):
+            raise ValueError(f"there is no column {unknown[0]!r}; keep and where may name {', '.join(COLUMNS)}")
         are_parquet = {_is_parquet(each) for each in self.files}
         if len(are_parquet) > 1:
             raise ValueError("files has folders and Parquet files; make a data set of each")
@@ -334,8 +334,10 @@ class _Reading:
             return self._drop(problem[0], file, row)
         return _CodeText(text, path, language, columns)
 
-    def _drop(self, rule: str, file: str, row: int | None = None) -> None:
+    def _drop(self, rule: str, file: str, row: int | None = None) -> _CodeText | None:
+        """Count a file as dropped, and return None."""
         self._report.drop_row(f"{DROPPED}:{rule}", file, row)
+        return None
 
     def _choose_splits(self, names: Iterable[str]) -> None:
         """Choose the repositories of val."""
@@ -423,7 +425,7 @@ class _Reading:
                     kept = source.kept_of(found.columns, file.name, row)
                     yield Document(found.text, source_id, file.name, row, found.path, split, kept)
 
-    def _row(self, file: str, row: int, values: Mapping[str, Any], fields: "_ParquetFields") -> _CodeText | None:
+    def _row(self, file: str, row: int, values: dict[str, Any], fields: "_ParquetFields") -> _CodeText | None:
         repository = fields.repository(values, file, row)
         self._report.split = self._splits.get(repository)
         text, path = values.get(fields.text), valid_unicode(str(values.get(fields.path) or ""))
