@@ -124,7 +124,8 @@ class TracedCache:
             return None
         with suppress(NielsCacheError):  # the tokens may be elsewhere
             split = open_split(self._split)
-            shard, end, count = split.shards.index(str(origin.file)), (origin.offset or 0) + 1, origin.document_offset + 1
+            shard = [Path(each).name for each in split.shards].index(Path(str(origin.file)).name)
+            end, count = (origin.offset or 0) + 1, origin.document_offset + 1
             tokens = list[int]()
             while len(tokens) < count:
                 tokens = split.tokens.shards[shard][max(0, end - count + len(tokens)) : end].tolist() + tokens
