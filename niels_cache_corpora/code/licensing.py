@@ -72,7 +72,7 @@ def expression(text: str | None) -> str | None:
 
 def joined(expressions: Iterable[str]) -> str | None:
     """Return the expression that all of some licences hold, or None without any."""
-    found = sorted({*expressions})
+    found = sorted({part for each in expressions for part in ([each] if " OR " in each else each.split(" AND "))})
     return " AND ".join(f"({each})" if " OR " in each and len(found) > 1 else each for each in found) or None
 
 
@@ -121,6 +121,12 @@ def is_allowed(license: str, allowed: Collection[str]) -> bool:
     return alternatives()
 
 
+def is_license_text(path: str) -> bool:
+    """Return whether a file is the text of a licence by its name."""
+    name = path.rpartition("/")[2]
+    return bool(_TEXT_FILE.fullmatch(name)) and not _NOT_TEXT.fullmatch(name)
+
+
 class RepositoryLicenses:
     """The licences of a repository by folder."""
 
@@ -132,7 +138,7 @@ class RepositoryLicenses:
             if name in _METADATA:
                 if stated := _stated(name, file):
                     self._of_folder[folder] = stated
-            elif _TEXT_FILE.fullmatch(name) and not _NOT_TEXT.fullmatch(name):
+            elif is_license_text(path):
                 texts.setdefault(folder, []).append(text_license(file))
         for folder, found in texts.items():
             own = joined(filter(None, found)) if None not in found else None

@@ -28,7 +28,7 @@ from niels_cache_assets.sources.types import ConfigPath, PretrainSource, Sibling
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_corpora.code.copies import Copies
 from niels_cache_corpora.code.joining import Import, import_order, imports_of, join_files
-from niels_cache_corpora.code.licensing import RepositoryLicenses, expression, header_license, is_allowed, joined
+from niels_cache_corpora.code.licensing import RepositoryLicenses, expression, header_license, is_allowed, is_license_text, joined
 from niels_cache_corpora.code.listing import Division, Repository, find_repositories
 from niels_cache_corpora.code.notebooks import notebook_script
 from niels_cache_corpora.code.sorting import sorted_rows
@@ -362,7 +362,8 @@ class _Reading:
 
             for each in files:
                 if each.path not in imports:
-                    copies.add(each.path, each.text)
+                    if not is_license_text(each.path):  # which unrelated repositories share
+                        copies.add(each.path, each.text)
                     imports[each.path] = imports_of(each.path, each.text, each.language)
                     columns[each.path] = each.columns
                     text = f"{_filled(source.file_start, each.columns)}{each.text}{source.file_end}"

@@ -17,7 +17,7 @@ from niels_cache_assets.sources.types import StreamContext
 from niels_cache_cleaning.code import RULES, CodeRules, Limits, problem_of
 from niels_cache_cleaning.code_languages import language_of
 from niels_cache_corpora.code.joining import import_order, imports_of, join_files, path_at_end
-from niels_cache_corpora.code.licensing import RepositoryLicenses, is_allowed
+from niels_cache_corpora.code.licensing import RepositoryLicenses, is_allowed, joined
 from niels_cache_corpora.code.listing import Repository, find_repositories
 from niels_cache_corpora.code.notebooks import notebook_script
 from niels_cache_corpora.code.sorting import RUNS, sorted_rows
@@ -165,6 +165,12 @@ def test_an_expression_is_allowed_by_one_side_of_or_and_both_of_and(license: str
     assert is_allowed(license, allowed) is expected
 
 
+def test_the_licences_of_several_files_are_joined_without_repetition() -> None:
+    assert joined(["MIT AND ISC", "ISC", "MIT OR Zlib"]) == "ISC AND MIT AND (MIT OR Zlib)"
+    assert joined(["MIT OR Zlib", "MIT OR Zlib"]) == "MIT OR Zlib"
+    assert joined([]) is None
+
+
 def test_a_changed_licence_text_is_unknown_and_a_nearer_folder_decides(tmp_path: Path) -> None:
     text = LICENSE.read_text(encoding="utf-8")
     files = {
@@ -289,13 +295,15 @@ def test_a_file_of_an_earlier_repository_is_a_copy_and_a_repository_of_copies_is
     write(tmp_path / "a", own)
     write(tmp_path / "b", {**own, "m9.py": "y = 1  \n"})
     write(tmp_path / "c", {"copied.py": own["m3.py"].replace("\n", " \r\n"), "new.py": "z = 1\n" * 40, "m1.py": "w = 2\n"})
+    for folder in ("a", "d"):
+        write(tmp_path / folder, {"LICENSE": "the same text"})
     keys: dict[str, Any] = {"sample_by": "repository", "repositories": "subfolders", "val_frac": 0.0}
     documents, context = read(code(tmp_path, fork_share=0.8, copies="drop", **keys))
-    assert [(each.file, len(kept(each)["files"])) for each in documents] == [("a", 10), ("c", 2)]
+    assert [(each.file, len(kept(each)["files"])) for each in documents] == [("a", 11), ("c", 2), ("d", 1)]
     assert dict(context.report.dropped) == {"code:fork": 10, "code:copy": 1}
     assert context.report.facts["forks"] == {"b": "copy of a"}
-    assert [each.file for each in read(code(tmp_path, copies="drop", **keys))[0]] == ["a", "b", "c"]
-    assert [len(kept(each)["files"]) for each in read(code(tmp_path, **keys))[0]] == [10, 10, 3]
+    assert [each.file for each in read(code(tmp_path, copies="drop", **keys))[0]] == ["a", "b", "c", "d"]
+    assert [len(kept(each)["files"]) for each in read(code(tmp_path, **keys))[0]] == [11, 10, 3, 1]
 
 
 def test_a_sort_in_many_runs_gives_the_rows_in_order() -> None:
