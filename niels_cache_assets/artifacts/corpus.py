@@ -78,7 +78,6 @@ from niels_cache_assets.parts.seal import HardLinker, write_blocks
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.sources.reading.file_source import GroupedFiles
-from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
 from niels_cache_assets.sources.text_column import pass_facts, reading_warning, with_text_field
@@ -309,7 +308,7 @@ class Corpus(RootArtifact):
             return None  # each part requests its own disk space, and `_join` requests that of the joined corpus
         if self.is_part:
             return corpus_need(sum(file.bytes for file in self.planned.files))
-        return corpus_need(file_bytes(getattr(self.source, "files", None), self.source.endings))
+        return corpus_need(self.source.text_bytes())
 
     def stream(self, context: StreamContext) -> Iterator[Documents]:
         """Yield the documents of the source before `convert`."""
@@ -385,7 +384,8 @@ class Corpus(RootArtifact):
         registry, name, source = self.registry, self.name, self.source
         processes = registry.build.threads or available_threads()
         cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
-        signer = Signer(num_perm=registry.dedup.num_perm, ngram=registry.dedup.ngram) if "dedup" in source.prepare else None
+        dedup = registry.dedup
+        signer = Signer(num_perm=dedup.num_perm, ngram=dedup.ngram, units=dedup.units) if "dedup" in source.prepare else None
         if is_stateful(source):  # its state is not in the journal
             processes, work = 1, replace(work, force=True)
         steps = work.identity.get("steps")

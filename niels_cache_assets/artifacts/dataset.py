@@ -40,7 +40,6 @@ from niels_cache_assets.parts.plan import Plan, divide_in_proportion
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.notes import notes_on_source
-from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.references import own_revision, revision_with_references
 from niels_cache_assets.sources.text_column import reading_warning, with_text_field
@@ -192,7 +191,7 @@ class DatasetSpec(Generic[S]):
         """The number of bytes of the data set's text, or None if it is unknown."""
         if self.prepared is not None:
             return int(self.prepared.meta["bytes"]["after"])
-        return file_bytes(getattr(self.source, "files", None), self.source.endings)
+        return self.source.text_bytes()
 
     def inputs(self) -> list[str]:
         """Return the keys of the artifacts that the cache of the whole data set is built from."""
@@ -411,7 +410,7 @@ def split_rule(spec: DatasetSpec[PretrainSource], *, group: int = 0) -> str:
     if source.has_own_splits:
         return "upstream's own splits"
     if source.seeded_val_frac is not None:
-        return f"seeded {source.seeded_val_frac:g} of documents to val, seed {spec.build.seed + group}"
+        return f"seeded {source.seeded_val_frac:g} of {source.val_unit} to val, seed {spec.build.seed + group}"
     return budget_rule(train_tokens=source.train_tokens, val_tokens=source.val_tokens or 0)
 
 

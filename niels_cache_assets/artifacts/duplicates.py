@@ -400,7 +400,7 @@ class Duplicates(RootArtifact):
 
             def similarity(compared: np.ndarray) -> Callable[[int, int], float]:
                 work.log(f"comparing the texts of {len(compared):,} documents")
-                return inputs.similarity(compared, ngram=dedup.ngram, path=scratch / "shingles")
+                return inputs.similarity(compared, ngram=dedup.ngram, units=dedup.units, path=scratch / "shingles")
 
             verify = SimilarityCondition(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
             _make_ranges(self, work)

@@ -37,6 +37,9 @@ _FIRST_KEYS = {
     "warc": "enabled shuffle_buffer train_tokens val_frac val_tokens",
     "interleave": "enabled members shuffle_buffer stopping_strategy train_tokens val_frac val_tokens",
     "python_docs": "enabled shuffle_buffer train_tokens val_frac val_tokens",
+    "code": "copies enabled file_end file_start fork_share id_field licenses licenses_field max_characters max_file_bytes max_line_length"
+    " max_mean_line_length min_alphanumeric_share notebooks path_field repo_field repositories rules sample_by shuffle_buffer text_field"
+    " train_tokens unknown_license val_frac val_tokens",
     "dolly15k": "config dataset enabled pinned_revision split system_message val_frac val_split",
     "oasst1": "config dataset enabled languages max_messages pinned_revision split split_by val_frac val_split",
     "chat_jsonl": "enabled input_field instruction_field messages_field output_field system_field val_frac",

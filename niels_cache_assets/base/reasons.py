@@ -70,6 +70,10 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
         "excluded": _asked("`exclude` lists the id", "remove the id from `exclude`"),
         "other_namespace": _asked("the page is not an article"),
         "other_content_model": _asked("the page is not wikitext"),
+        "code": _asked(
+            "the file is not the code that the settings keep, for the reason after the colon", "change the keys of the data set"
+        ),
+        "broken_notebook": _unasked("the file is no notebook of Jupyter", "repair the file"),
         "short_docstring": _asked("the docstring is shorter than `min_characters`", "lower `min_characters`"),
         "not_a_roam_export": _unasked("the JSON file is not a Roam export", "move it out of the folder"),
         "page_without_title": _unasked("a page of the export has no title", _EXPORT),

@@ -44,7 +44,8 @@ def signature_identity(registry: Registry, name: str) -> Identity | None:
     """Return the settings that decide signatures, or None without "dedup"."""
     if "dedup" not in registry.pretrain[name].prepare:
         return None
-    return {"num_perm": registry.dedup.num_perm, "ngram": registry.dedup.ngram, "version": SIGNATURE_VERSION}
+    own = {} if registry.dedup.units == "words" else {"units": registry.dedup.units}
+    return {"num_perm": registry.dedup.num_perm, "ngram": registry.dedup.ngram, "version": SIGNATURE_VERSION, **own}
 
 
 def split_identity(source: PretrainSource, seed: int) -> Identity | None:

@@ -54,7 +54,7 @@ def drop_near_val(
     positions = np.unique(pairs).astype(dtype)
     log(f"comparing the texts of {len(positions):,} documents of train and val")
     because: dict[int, tuple[int, float]] = {}  # ascending, like `pairs`
-    similarity = inputs.similarity(positions, ngram=settings.ngram, path=path)
+    similarity = inputs.similarity(positions, ngram=settings.ngram, units=settings.units, path=path)
     for one, other in zip(*pairs.tolist(), strict=True):
         if one not in because and other not in because and (measured := similarity(other, one)) >= settings.threshold:
             because[one] = (other, measured)

@@ -186,7 +186,7 @@ class CorpusInputs:
                 slots[own] = rows[ordinals[own]]
         return slots
 
-    def similarity(self, positions: Array, *, ngram: int, path: Path) -> Callable[[int, int], float]:
+    def similarity(self, positions: Array, *, ngram: int, units: str, path: Path) -> Callable[[int, int], float]:
         """Return a function that returns the exact Jaccard similarity of the documents at two positions in the order of all corpora.
 
         Each text at `positions` is read once, in the order of the corpora, and cut into shingles (runs of words), on all cores. The sets of
@@ -196,6 +196,7 @@ class CorpusInputs:
         Args:
             positions: (n,) ascending.
             ngram: The number of words of a shingle.
+            units: What a word is (`Signer`).
             path: The file of the shingles, which the caller removes.
         """
         corpora, ordinals = self.locate(positions)
@@ -206,7 +207,7 @@ class CorpusInputs:
         groups = (texts for corpus, each in enumerate(self.all) for texts in _texts(each, np.sort(ordinals[corpora == corpus])))
         filled = 0
         sets = map_in_order(
-            Signer(ngram=ngram).shingle_sets, groups, threads=available_threads(), size_of=lambda texts: sum(map(len, texts))
+            Signer(ngram=ngram, units=units).shingle_sets, groups, threads=available_threads(), size_of=lambda texts: sum(map(len, texts))
         )
         with open(path, "wb") as file, closing(sets) as found:
             for hashes, ends_of_group in found:

@@ -16,6 +16,8 @@ class DedupSettings(Table):
     """Number of hashes per MinHash signature"""
     ngram: int = Field(5, ge=1, le=32)
     """Number of words per n-gram"""
+    units: Literal["words", "code"] = "words"
+    """'code' compares names, numbers and keywords of code, with case and without signs; equal files have equal characters"""
     bands: int | None = Field(None, ge=1)
     """Number of LSH bands; by default chosen to fit the threshold. Must be set together with `rows`"""
     rows: int | None = Field(None, ge=1)

@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.dedup import hashing
 from niels_cache_assets.dedup.canonical import compose, decode_entities, marked_code_points
@@ -80,10 +81,12 @@ class Signer:
     Attributes:
         num_perm: Number of slots.
         ngram: Number of words in a shingle.
+        units: What a word is: that of the canonical text, or "code" (niels_cache_cleaning/code.py).
     """
 
     num_perm: int = 128
     ngram: int = 5
+    units: str = "words"
 
     def sign(self, texts: Sequence[str]) -> Signatures:
         """Return signatures of texts, in order.
@@ -92,7 +95,7 @@ class Signer:
         """
         digests = np.empty((len(texts), DIGEST_BYTES), dtype=np.uint8)
         slots = np.empty((len(texts), self.num_perm), dtype=np.uint32)
-        for group, canonical, ends in _digested(texts, digests):
+        for group, canonical, ends in self._digested(texts, digests):
             self._slots(canonical, ends, slots[group])
         return Signatures(digests=digests, slots=slots)
 
@@ -104,7 +107,7 @@ class Signer:
         hashes = [np.empty(0, dtype=np.uint64)]
         ends = np.zeros(len(texts), dtype=np.int64)
         total = 0
-        for group, canonical, canonical_ends in _digested(texts, digests):
+        for group, canonical, canonical_ends in self._digested(texts, digests):
             words = np.count_nonzero(canonical[: canonical_ends[-1] + 1] == ord(" "))  # an empty text counts as one word
             shingles = np.empty(words, dtype=np.uint64)
             kernels.shingle(canonical, canonical_ends, self.ngram, shingles, ends[group])
@@ -116,6 +119,18 @@ class Signer:
     def shingle_sets(self, texts: Sequence[str]) -> tuple[Uints, Ints]:
         """Return the set of shingle hashes of each text, all in one array, and the end of each set. Each set is sorted."""
         return self.shingle(texts).sets
+
+    def _digested(self, texts: Sequence[str], digests: Bytes) -> Iterator[tuple[slice, Bytes, Ints]]:
+        """Write the SHA-1 of each canonical text to `digests`, and yield each group of texts with its canonical texts and their ends."""
+        for start, end in _groups(texts):
+            if self.units == "code":
+                contents, canonical, ends = load_beside("cleaning", "code").compared(texts[start:end])
+            else:
+                canonical, ends = _canonical(texts[start:end])
+                contents = _contents(canonical, ends, texts[start:end])
+            found = b"".join(hashlib.sha1(content, usedforsecurity=False).digest() for content in contents)
+            digests[start:end] = np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+            yield slice(start, end), canonical, ends
 
     def _slots(self, canonical: Bytes, ends: Ints, out: Uint32s) -> None:
         from niels_cache_assets.dedup import kernels
@@ -222,16 +237,6 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
         size += len(text)
     if texts:
         yield start, len(texts)
-
-
-def _digested(texts: Sequence[str], digests: Bytes) -> Iterator[tuple[slice, Bytes, Ints]]:
-    """Write the SHA-1 of each canonical text to `digests`, and yield each group of texts with its canonical texts and their ends."""
-    for start, end in _groups(texts):
-        canonical, ends = _canonical(texts[start:end])
-        contents = _contents(canonical, ends, texts[start:end])
-        found = b"".join(hashlib.sha1(content, usedforsecurity=False).digest() for content in contents)
-        digests[start:end] = np.frombuffer(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-        yield slice(start, end), canonical, ends
 
 
 def _contents(canonical: Bytes, ends: Ints, texts: Sequence[str]) -> Iterator[memoryview | bytes]:

@@ -6,17 +6,20 @@ reports this, and everything else is still shown.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.disk.table_file import lineage_files
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, built_model
-from niels_cache_runtime.cache.opening import current_tokenizer_sha256
+from niels_cache_runtime.cache.opening import current_tokenizer_sha256, open_split
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Ints, Split, Tokens, documents_name, examples_name, tokenizer_dir, tokens_name
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin
@@ -112,6 +115,23 @@ class TracedCache:
             return ""
         begins = row.origin(first).document_offset == 0 or (first > 0 and int(row.tokens[first - 1]) in self._special)
         return as_text(tokens, self.tokenizer, continues=not begins)
+
+    def path(self, origin: TokenOrigin) -> str | None:
+        """Return the file of a repository that a token is from, if its document has several files (`code`), and None if this is unknown."""
+        lineage, meta = self.lineage.get(origin.document or 0), self._split.parent / META_NAME
+        start = read_meta(meta)["source"].get("file_start") if meta.exists() else None
+        if start is None or lineage is None or self.tokenizer is None or origin.document_offset is None:
+            return None
+        with suppress(NielsCacheError):  # the tokens may be elsewhere
+            split = open_split(self._split)
+            shard = [Path(each).name for each in split.shards].index(Path(str(origin.file)).name)
+            end, count = (origin.offset or 0) + 1, origin.document_offset + 1
+            tokens = list[int]()
+            while len(tokens) < count:
+                tokens = split.tokens.shards[shard][max(0, end - count + len(tokens)) : end].tolist() + tokens
+                shard, end = shard - 1, len(split.tokens.shards[shard - 1])
+            return load_beside("corpora", "code.joining").path_at_end(self.tokenizer.decode(tokens), lineage.kept, start)
+        return None
 
     def file(self, origin: TokenOrigin) -> str:
         """Return the path of the file with a token, relative to the folder of the data set."""

@@ -57,6 +57,7 @@ PRETRAIN_SOURCES: Mapping[str, type[PretrainSource]] = _Kinds(
         "epub": "Epub",
         "interleave": "Interleave",
         "python_docs": "PythonDocs",
+        "code": "niels_cache_corpora.code.source:Code",
     }
 )
 

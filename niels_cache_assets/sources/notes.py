@@ -22,6 +22,8 @@ def notes_on_source(source: Source) -> list[str]:
     Raises:
         NielsCacheError: If a reader would reject a file because of its first bytes. A build might reach this file only after hours.
     """
+    if "" in source.endings:  # a source that reads any file and sorts out what is no text
+        return []
     path = getattr(source, "path", None)
     lists = [[path] if path else [], getattr(source, "files", None) or [], getattr(source, "val_files", None) or []]
     added = [each.files for each in getattr(source, "added", ()) if isinstance(each, AddedFiles)]

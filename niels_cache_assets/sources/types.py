@@ -31,7 +31,7 @@ from niels_cache_assets.base.documents import (
 from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.base.schema import Table
 from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
-from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.reading.files import SourceFile, file_bytes
 from niels_cache_assets.sources.step_use import CLEANING, StepUse
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
@@ -250,6 +250,10 @@ class Source(Table):
         """
         return []
 
+    def text_bytes(self) -> int | None:
+        """Return the bytes of text in the local files, or None if they are unknown."""
+        return file_bytes(getattr(self, "files", None), self.endings)
+
     def every_file(self) -> list[SourceFile]:
         """Return `input_files` and the files of the tables `added`."""
         return self.input_files()
@@ -328,6 +332,7 @@ class PretrainSource(Source):
     """
 
     family = "pretrain"
+    val_unit: ClassVar[str] = "documents"  # what val_frac counts
     # Separate fingerprints cover these keys: those of preparation and of decontamination.
     # A plan has its own identity for `added`, and the fingerprint has the ids in the file for `exclude`.
     never_counts = frozenset(

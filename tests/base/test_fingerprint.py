@@ -35,6 +35,7 @@ PRETRAIN: dict[str, dict[str, Any]] = {
     "text": {"source": "text", "files": ["a.txt"]},
     **{name: {"source": name, "files": [f"a.{name}"]} for name in ("arrow", "csv", "html", "epub", "warc")},
     "interleave": {"source": "interleave", "members": {"text": 1.0, "jsonl": 2.0}},
+    "code": {"source": "code", "files": ["project"]},
     "prepared": {"source": "jsonl", "files": ["a.jsonl"], "prepare": ["clean", "dedup"]},
 }
 SFT: dict[str, dict[str, Any]] = {
@@ -92,7 +93,11 @@ def test_a_new_key_counts_only_where_it_is_set() -> None:
     assert WithNewKey(files=["x"], new=8).identity() == {**Text(files=["x"]).identity(), "new": 8}
 
 
-ADDED_LATER = {"tokenizer": {"kind", "revision", "encoding", "pattern", "engine", "normalize"}, "cleaning": {"mask"}, "dedup": {"ranges"}}
+ADDED_LATER = {
+    "tokenizer": {"kind", "revision", "encoding", "pattern", "engine", "normalize"},
+    "cleaning": {"mask"},
+    "dedup": {"ranges", "units"},
+}
 
 
 @pytest.mark.parametrize("name", ["cleaning", "dedup", "tokenizer", "reports"])

@@ -18,9 +18,12 @@ import pytest
 import torch
 
 from niels_cache_assets.base.documents import Document
+from niels_cache_assets.build_cache.base import Provenance
+from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.cli import main
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
 from niels_cache_assets.inspection.loader_states import read_loader_state
+from niels_cache_assets.inspection.origins import TracedCache
 from niels_cache_assets.tokenizer.decoding import as_text
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -381,3 +384,38 @@ def test_lineage_that_cannot_be_right_is_refused(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
     with pytest.raises(NielsCacheError, match="not match"):
         read_lineage(path, [0])
+
+
+def test_the_file_of_a_repository_that_a_token_is_from_is_shown(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {f"oak/{name}.txt": " ".join(sentences(4, seed=number)) for number, name in enumerate("abc")}
+    text = "".join(f"# {path} of unknown\n{content}\n" for path, content in files.items())
+    documents = [Document(TEXTS[0], "other"), Document(text, "oak#0", "oak", 0, kept=json.dumps({"files": [*files]}))]
+    root, template = tmp_path / "cache", "# {path} of {license}\n"
+    put_tokenizer(root, tokenizer)
+    settings: dict[str, Any] = {"max_train_tokens": 10**6, "max_val_tokens": 0, "shard_bytes": 64, "seed": 1, "shuffle_buffer": None}
+    provenance = Provenance(source={"kind": "code", "streaming": True, "file_start": template})
+    folder = root / "pretrain/notes"
+    PretrainBuild(items=documents, out_dir=str(folder), tokenizer=tokenizer, keep=("files",), provenance=provenance, **settings).build(None)
+    loader = TokenLoader(str(folder / "train"), T=16, B=8, seed=3)
+    state, rows = saved(loader.state_dict(), tmp_path), loader.trace(0)
+    cache = TracedCache("notes", folder / "train", np.array([0, 1]))
+    found: dict[int, str | None] = {}
+    for row in range(8):
+        for column in range(17):
+            origin = rows.token(row, column)
+            if origin.document == 1 and origin.document_offset is not None:
+                found[origin.document_offset] = cache.path(origin)
+            else:
+                assert cache.path(origin) is None
+    assert {*found.values()} >= {*files}
+    ends = np.cumsum([0, *(len(tokenizer.encode(f"# {path} of unknown\n{content}\n")) for path, content in files.items())])
+    for offset, path in found.items():
+        place = int(np.searchsorted(ends, offset, side="right"))
+        assert path in (None, *files)
+        if offset - ends[place - 1] > 40:  # after the marker, and about a token more or less for each file before
+            assert path == [*files][place - 1]
+    [row, column] = next((row, column) for row in range(8) for column in range(17) if rows.token(row, column).document == 1)
+    shown = json.loads(traced(capsys, "--state", state, "--step", "0", "--row", str(row), "--column", str(column), "--json"))
+    assert shown["rows"][0]["path"] == cache.path(rows.token(row, column))

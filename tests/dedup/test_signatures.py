@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -279,3 +280,29 @@ def test_similarity_is_estimated_without_bias_and_with_the_variance_of_the_binom
     error = estimated_jaccard(COMPILED.sign(ones).slots, COMPILED.sign(others).slots) - similarity
     assert abs(error.mean()) < 0.003
     assert np.sqrt((error**2).mean()) <= 1.05 * np.sqrt((similarity * (1 - similarity) / 128).mean())
+
+
+CODE = "def grow(size):\n    if size > 3:\n        return [size, 'a b']\n    return {size: grow(size - 1)}\n"
+
+
+@pytest.mark.parametrize(
+    ("other", "is_equal", "similarity"),
+    [
+        (CODE.replace("\n", "\r\n"), True, 1.0),
+        (CODE.replace("    ", "\t"), False, 1.0),
+        (CODE.replace("'", '"'), False, 1.0),
+        (CODE.replace("grow", "Grow"), False, 9 / 15),
+        (CODE.replace("[size, 'a b']", "size"), False, 9 / 13),
+    ],
+)
+def test_code_is_compared_by_its_words_with_case_and_is_equal_only_with_equal_characters(
+    other: str, is_equal: bool, similarity: float
+) -> None:
+    signer = Signer(ngram=2, units="code")
+    [one, two] = signer.sign([CODE, other]).digests.tolist()
+    assert (one == two) is is_equal
+    hashes, ends = signer.shingle_sets([CODE, other])
+    assert jaccard(hashes[: ends[0]], hashes[ends[0] :]) == pytest.approx(similarity)
+    assert signer.sign([CODE]).slots.tolist() == Signer(ngram=2).sign([" ".join(re.findall(r"\w+", CODE))]).slots.tolist()
+    assert signer.sign([CODE]).digests.tolist() != Signer(ngram=2).sign([CODE]).digests.tolist()
+    assert len(signer.shingle(["", "++", CODE]).ends) == 3

@@ -42,7 +42,7 @@ def test_a_source_is_in_the_module_of_its_name_and_a_command_too() -> None:
     sources = {**PRETRAIN_SOURCES, **SFT_SOURCES}
     assert len(sources) > 10
     corpora = {kind: f"niels_cache_corpora.{kind}" for kind in ("wikitext", "roam", "gutenberg", "oasst1", "dolly15k")}
-    corpora |= {kind: f"niels_cache_corpora.{kind}.source" for kind in ("wikipedia", "warc")}
+    corpora |= {kind: f"niels_cache_corpora.{kind}.source" for kind in ("wikipedia", "warc", "code")}
     expected = {kind: corpora.get(kind, f"niels_cache_assets.sources.{kind}") for kind in sources}
     assert {kind: source.__module__ for kind, source in sources.items()} == expected
     commands = {name.replace("-", "_") for group in COMMANDS.values() for name in group}

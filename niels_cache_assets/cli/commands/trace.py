@@ -198,7 +198,7 @@ def _row_json(row: BatchRow, cache: TracedCache, *, column: int | None = None) -
     whole = {"row": row.number, "data_set": origin.dataset, "epoch": origin.epoch, "sample": origin.number, "tokens": row.tokens}
     if column is not None:
         offset = row.trace.document_offsets[row.number, column]
-        whole |= {"column": column, "token": row.tokens[column], "offset_in_document": offset}
+        whole |= {"column": column, "token": row.tokens[column], "offset_in_document": offset, "path": cache.path(row.origin(column))}
     return {**whole, "segments": [_segment_json(segment, row, cache) for segment in segments]}
 
 
@@ -221,6 +221,7 @@ def _describe_origin(origin: TokenOrigin, cache: TracedCache) -> dict[str, Any]:
         cache.unit: origin.document,
         "from_token": origin.document_offset,
         **{name: getattr(lineage, name, None) for name in ("source_id", "file", "row")},
+        **({"path": path} if (path := cache.path(origin)) else {}),
         **({"kept": kept_values(lineage.kept)} if lineage and lineage.kept is not None else {}),
     }
 
@@ -228,9 +229,8 @@ def _describe_origin(origin: TokenOrigin, cache: TracedCache) -> dict[str, Any]:
 def _table_of(segments: Sequence[Segment], cache: TracedCache) -> Table:
     names = [cache.unit, "from_token", "source_id", "file", "row", "shard", "offset"]
     origins = [None if segment.is_padding else _describe_origin(segment.origin, cache) for segment in segments]
-    if any(origin and origin.get("kept") for origin in origins):
-        names.append("kept")
-    right, shrinking = (cache.unit, "from token", "row", "offset"), ("source id", "file", "shard", "kept")
+    names += [name for name in ("path", "kept") if any(origin and origin.get(name) for origin in origins)]
+    right, shrinking = (cache.unit, "from token", "row", "offset"), ("source id", "file", "shard", "path", "kept")
     table = new_table("columns", *(name.replace("_", " ") for name in names), right=right, shrinking=shrinking)
     for segment, origin in zip(segments, origins, strict=True):
         cells = ["padding"] if origin is None else [_cell(origin.get(name)) for name in names]
@@ -256,6 +256,8 @@ def _print_token(row: BatchRow, column: int, cache: TracedCache) -> None:
         offset = f"added to {cache.unit} {origin.document:,} by FIM"
     else:
         offset = "padding" if segment.is_padding else f"{cache.file(origin)} at {origin.offset:,}"
+    if path := cache.path(origin):
+        position += f"{path}, "
     display(f"{position}{offset}; {origin.dataset} ({cache.folder}), epoch {origin.epoch}, sample {origin.number:,}")
     display(_table_of([segment], cache))
     first, last = max(0, column - NEIGHBOURHOOD_TOKENS), min(len(row.tokens), column + 1 + NEIGHBOURHOOD_TOKENS)
