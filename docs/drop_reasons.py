@@ -21,6 +21,7 @@ INTRODUCTION = """\
 This page lists every reason, grouped by the stage of the build that drops for it.
 `niels-cache show NAME` prints the counts with their meanings.
 For a prepared data set, `niels-cache clean --dropped NAME` also prints examples, which its corpus keeps in `rejected.parquet`.
+`niels-cache why NAME ID` explains a single document, whichever step dropped it.
 
 A reason is *requested* if a setting asks for the drop, such as a filter or a search for duplicates.
 All other reasons mean that the data differ from what the settings expect.

@@ -43,6 +43,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "clean text": {
         "clean": "run the cleaning chain on files, or show what it dropped from a data set and why",
         "classifier": "train a classifier of good and bad documents, or evaluate one, with a report on its thresholds",
+        "why": "explain which step dropped a document of a data set, and why",
         "duplicates": "show duplicate documents and the words in which they differ",
     },
     "choose a tokenizer": {"tokenizer": "compare tokenizers by characters per token, or prove that fast engines produce the same ids"},

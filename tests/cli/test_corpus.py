@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -249,6 +250,26 @@ def test_what_cleaning_and_duplicates_show_is_json_for_programs(duplicates: Meta
     assert [sorted(sample)[:2] for sample in sampled] == [["file", "ordinal"]] * 2
     cleaned = json.loads(printed(capsys, "clean", "notes.jsonl", "--json", "-n", "1"))
     assert cleaned["documents"] == {"read": rejected["read"], "kept": rejected["kept"]}
+
+
+def test_why_explains_each_document_as_the_build_has_counted_it(duplicates: Meta, capsys: pytest.CaptureFixture[str]) -> None:
+    def why(name: str, document: str) -> dict[str, Any]:
+        return json.loads(printed(capsys, "why", name, document, "--json"))
+
+    corpora = {name: pq.read_table(f"cache/corpus/{name}/documents_00000.parquet").to_pylist() for name in ("notes", "copies")}
+    for row in pq.read_table("cache/duplicates/copies.parquet").to_pylist()[:4]:
+        kept = corpora[row["because_dataset"]][row["because_ordinal"]]
+        found = why("copies", corpora["copies"][row["ordinal"]]["source_id"])
+        assert (found["reason"], found["because"]["source_id"]) == (f"{row['kind']}_duplicate", kept["source_id"])
+        assert found["value"] == (row["similarity"] if row["kind"] == "near" else None)
+    for row in pq.read_table("cache/corpus/notes/rejected.parquet").to_pylist():
+        found = why("notes", row["source_id"])
+        assert (found["reason"], found["value"], found["document"]["row"]) == (row["reason"], row["value"], row["row"])
+    first = corpora["notes"][0]["source_id"]
+    assert why("notes", first)["reason"] is None
+    assert missing(printed(capsys, "why", "notes", first), "notes: ", "kept for ", TEXTS[0][:50]) == []
+    assert main(["why", "notes", "absent"]) == 2
+    assert missing(capsys.readouterr().err, "no document with the id 'absent'", "misspelled") == []
 
 
 def test_without_a_name_all_data_sets_are_counted_in_the_order_in_which_they_win(
