@@ -21,6 +21,7 @@ from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import CUTS, corpus_dir, duplicates_file, repeats_dir
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
 from niels_cache_assets.inspection.corpora import column, rows_at, seeded_choice
+from niels_cache_assets.inspection.explanation import ordinal_of
 from niels_cache_assets.sources.types import PrepareStep
 from niels_cache_assets.tokenizer.decoding import spell_controls
 from niels_cache_repeats.cuts import CutList
@@ -85,13 +86,10 @@ def find_cuts(
 
 
 def _ordinal_of(prepared: PreparedCorpus, source_id: str) -> int:
-    first = 0
-    for path in document_files(prepared.directory, prepared.meta):
-        ids = column(path, "source_id")
-        if len(rows := np.flatnonzero(ids == source_id)):
-            return first + int(rows[0])
-        first += len(ids)
-    raise NielsCacheError(f"{prepared.name}: has no document with the id {source_id!r} in its corpus; `niels-cache trace` shows ids")
+    ordinal = ordinal_of(prepared, source_id)
+    if ordinal is None:
+        raise NielsCacheError(f"{prepared.name}: has no document with the id {source_id!r} in its corpus; `niels-cache trace` shows ids")
+    return ordinal
 
 
 def _document(prepared: PreparedCorpus, ordinal: int) -> dict[str, Any]:

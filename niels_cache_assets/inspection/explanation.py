@@ -102,7 +102,8 @@ def _dropped_by_step(corpus: Corpus, prepared: PreparedCorpus, source_id: str) -
     converted, dropped, _ = source.convert([given])
     if not converted:
         return {"reason": next(iter(dropped.dropped)), "document": _shown(given)}
-    run, passed = ChainRun(report=CleaningReport(prepared.seed), outcomes=list(converted)), []
+    run = ChainRun(report=CleaningReport(prepared.seed), outcomes=list(converted))
+    passed: list[dict[str, Any]] = []
     for title in work.chain.each_step(run):
         outcome = run.outcomes[0]
         if isinstance(outcome, RejectedDocument):
