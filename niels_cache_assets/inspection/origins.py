@@ -118,9 +118,12 @@ class TracedCache:
 
     def path(self, origin: TokenOrigin) -> str | None:
         """Return the file of a repository that a token is from, if its document has several files (`code`), and None if this is unknown."""
-        lineage, meta = self.lineage.get(origin.document or 0), self._split.parent / META_NAME
-        start = read_meta(meta)["source"].get("file_start") if meta.exists() else None
-        if start is None or lineage is None or self.tokenizer is None or origin.document_offset is None:
+        lineage = self.lineage.get(origin.document or 0)
+        if lineage is None or self.tokenizer is None or origin.document_offset is None:
+            return None
+        source = read_meta(self._split.parent / META_NAME).get("source")  # an imported cache has none
+        start = source.get("file_start") if isinstance(source, dict) else None
+        if start is None:
             return None
         with suppress(NielsCacheError):  # the tokens may be elsewhere
             split = open_split(self._split)

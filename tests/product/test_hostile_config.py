@@ -208,7 +208,7 @@ def test_every_value_of_a_wrong_type_comes_with_a_text_that_is_taken_when_it_is_
         ('[pretrain.books]\nsource = "text"', ("[pretrain.books] ", "'files'", 'files = ["..."]')),
         ('[pretrain.fineweb_edu]\ntrain_tokens = "1_000"', ("whole number", "quotation marks", "write train_tokens = 1000")),
         ("[pretrain.wikitext]\nval_frac = 1.5", ("val_frac = 1.5: ", "at least 0", "less than 1", "val_frac = 0")),
-        ('[pretrain.wikitext]\nprepare = "clean"', ('"clean" or "dedup"', 'write prepare = ["clean"]')),
+        ('[pretrain.wikitext]\nprepare = "clean"', ('"clean", "dedup", "lines" or "spans"', 'write prepare = ["clean"]')),
         ('[pretrain.wikitext]\nenabled = "no"', ("true or false", "quotation marks", "write enabled = false")),
         ('[tokenizer]\nmodel_type = "unigarm"', ('"bpe" or "bytelevel_bpe"', 'model_type = "unigram"')),
         ("[build]\nshard_bytes = 3", ("shard_bytes = 3: ", "at least 2", "multiple of 2", "shard_bytes = 134_217_728")),
