@@ -311,7 +311,10 @@ class _UserStep:
         if isinstance(result, Drop):
             if not isinstance(result.reason, str) or not _REASON.fullmatch(result.reason):
                 raise _ResultError(f"the reason {result.reason!r:.80} is not a short text of letters, digits and blanks")
-            value = None if result.value is None else float(result.value)
+            try:
+                value = None if result.value is None else float(result.value)
+            except (TypeError, ValueError):
+                raise _ResultError(f"the value {result.value!r:.80} of Drop is not a number") from None
             return RejectedDocument(document, f"{DROPPED}:{self.title}:{result.reason}", value)
         if not isinstance(result, Mapping):
             raise _ResultError(f"it returns a {type(result).__name__}; return a Document, None, Drop or a dict of columns")

@@ -101,7 +101,7 @@ def test_only_the_size_of_plain_local_text_is_known(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes(bytes(12))
     assert file_bytes([str(tmp_path / "*.jsonl")]) == 42
     assert file_bytes(["https://example.org/a.jsonl"]) is file_bytes(None) is None
-    for name in ("c.jsonl.gz", "c.parquet"):
+    for name in ("c.jsonl.gz", "c.parquet", "c.zip"):
         (tmp_path / name).touch()
         assert file_bytes([str(tmp_path / "a.jsonl"), str(tmp_path / name)]) is None
 

@@ -235,7 +235,7 @@ def test_examples_of_steps_before_the_cleaning_are_masked_and_can_be_written(mod
         ("surrogate", "row 0: step surrogate: the text or title contains a lone surrogate"),
         ("no_text", "row 0: step no_text: text and title must be str"),
         ("long_reason", "row 0: step long_reason: the reason 'aaaa"),
-        ("no_number", "row 0: step no_number: ValueError: could not convert string to float: 'b'"),
+        ("no_number", "row 0: step no_number: the value 'b' of Drop is not a number"),
         ("Broken", "step Broken: cannot be created: OSError: no model"),
         ("NotCallable", "step NotCallable: the class has no __call__"),
         ("take", "row 0: step take: TypeError: take() missing 1 required positional argument: 'limit'"),

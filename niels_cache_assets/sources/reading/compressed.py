@@ -34,7 +34,7 @@ def endings_with_compressions(*endings: str) -> tuple[str, ...]:
     return tuple(ending + compression for ending in endings for compression in ("", *COMPRESSIONS))
 
 
-_UNSUPPORTED = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".z", ".lz", ".lz4", ".lzma", ".lzo", ".br", ".sz", ".snappy")
+UNSUPPORTED = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".z", ".lz", ".lz4", ".lzma", ".lzo", ".br", ".sz", ".snappy")
 _COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time; damage costs at most the output of one block
 _ZSTD_PIECE = 1 << 9
 MAX_WINDOW = 1 << 31  # bytes; the window of `zstd --ultra --long=31`
@@ -161,7 +161,7 @@ def compression_of(name: str) -> str | None:
     """
     lowered = name.lower()
     suffix = next((suffix for suffix in COMPRESSIONS if lowered.endswith(suffix)), None)
-    other = next((other for other in _UNSUPPORTED if lowered.removesuffix(suffix or "").endswith(other)), None)
+    other = next((other for other in UNSUPPORTED if lowered.removesuffix(suffix or "").endswith(other)), None)
     if other is not None:
         raise NielsCacheError(
             f"{name}: {other} files are not read; unpack it and name its files, which may end in {', '.join(COMPRESSIONS)}"

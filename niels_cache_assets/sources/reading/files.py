@@ -28,7 +28,14 @@ from niels_cache_assets.base.first_bytes import HEAD_BYTES, refuse_content
 from niels_cache_assets.sources.errors import SourceUnavailableError, endless_redirect, first_line, is_network_error, without_credentials
 from niels_cache_assets.sources.finding.globs import GlobResult, advice_for_missing, files_below, find_same_files, glob_files
 from niels_cache_assets.sources.hub.errors import hub_error
-from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
+from niels_cache_assets.sources.reading.compressed import (
+    COMPRESSIONS,
+    UNSUPPORTED,
+    OnDamage,
+    compression_of,
+    decompressed,
+    decompression_errors,
+)
 from niels_cache_assets.sources.reading.digests import content_digest
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -246,7 +253,7 @@ def _named(root: str, files: Mapping[str, tuple[str, str]]) -> list[SourceFile]:
 def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) -> int | None:
     """Return the total size of local plain-text files in bytes, or None if it is unknown.
 
-    It is unknown if there are no files, or if files are remote, compressed or Parquet.
+    It is unknown if there are no files, or if files are remote, compressed, archives (which a user's source may read) or Parquet.
 
     Args:
         patterns: Globs or folders, or None.
@@ -255,7 +262,7 @@ def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) ->
     if not patterns or any("://" in pattern for pattern in patterns):
         return None
     found = [file.url for file in find_files(patterns, endings)]
-    if any(compression_of(path) or path.endswith(".parquet") for path in found):
+    if any(path.lower().endswith((*COMPRESSIONS, *UNSUPPORTED, ".parquet")) for path in found):
         return None
     return sum(os.path.getsize(path) for path in found)
 
