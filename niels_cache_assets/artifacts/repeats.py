@@ -149,7 +149,7 @@ class Repeats(RootArtifact):
             NielsCacheError: If they are missing or not current.
         """
         name, folder = prepared.name, self.directory
-        advice = f"materialize corpus/{self.step} first (niels-cache build-all does)"
+        advice = f"build them: niels-cache build-all (in Dagster: materialize corpus/{self.step})"
         meta = finished_meta(folder)
         if meta is None:
             raise NielsCacheError(f"{folder}: no search for repeated {self.step} has been made yet; {advice}")

@@ -1,16 +1,22 @@
 """Cuts of repeated lines in data sets: found over all of them, applied in caches, counted, explained, and stale with a reason."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from niels_cache_assets.artifacts.corpus_report import corpus_report
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.artifacts.repeats import Repeats
+from niels_cache_assets.cli import main
+from niels_cache_assets.facts.progress import SpeedMeter, describe
+from niels_cache_assets.inspection.corpora import cut_counts
 from niels_cache_assets.project.registry import Registry
 from niels_cache_repeats.cuts import cut_text
 from niels_cache_repeats.shown import find_cuts
@@ -31,11 +37,10 @@ def five_data_sets(folder: Path, model: Path, *, settings: str = "", table: str 
     return corpus_registry(folder, texts, settings=f'[tokenizer]\nmodel = "{model}"\n[build]\nthreads = 1\n{settings}', table=table)
 
 
-def search(registry: Registry, root: Path) -> Repeats:
+def search(registry: Registry, root: Path, **how: Any) -> Repeats:
     for name in registry.prepared():
         prepare_corpus(registry, name, root=root, processes=1)
-    repeats = graph(registry, root).repeats("lines")
-    materialize(repeats, notify=False)
+    materialize(graph(registry, root).repeats("lines"), notify=False, **how)
     return graph(registry, root).repeats("lines")
 
 
@@ -57,6 +62,30 @@ def test_a_planted_line_stays_only_in_the_first_document_of_val(tmp_path: Path, 
     assert (counts["cut_documents"], counts["emptied"], counts["cuts"]) == (4, 1, {"line": 4, "paragraph": 0})
     assert counts["bytes"] == 3 * (len(FOOT) + 1) + len(f"\n{FOOT}\n \t")  # also the white space of the emptied document
     assert {(pair["because_dataset"], pair["because_split"]) for pair in counts["pairs"]} == {("a", "val")}
+
+
+def test_the_search_reports_progress_that_can_be_shown(tmp_path: Path, tiny_model: Path) -> None:
+    shown, meter = list[str](), SpeedMeter()
+    search(
+        five_data_sets(tmp_path, tiny_model),
+        tmp_path,
+        on_progress=lambda progress: shown.append(describe(progress, meter.estimate(progress, len(shown)), with_share=True)),
+    )
+    assert [line.partition(",")[0] for line in (shown[0], shown[-1])] == ["10%", "100%"]
+    assert shown[-1].startswith("100%, 16 documents")
+
+
+def test_show_and_the_report_have_the_cuts_in_their_funnel(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    registry, root = five_data_sets(tmp_path, tiny_model), tmp_path / "cache"
+    search(registry, root)
+    last = corpus_report(registry, "e", root=root)["funnel"][-1]
+    assert (last["stage"], last["documents"]) == ("without repeated lines", 3)
+    assert main(["show", "e"]) == 0
+    assert re.search(r"without repeated lines +3 ", capsys.readouterr().out)
+    assert cut_counts(five_data_sets(tmp_path, tiny_model, settings="[lines]\nmax_copies = 9"), root, "e") == {}
 
 
 def test_ranges_and_row_groups_change_no_byte(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
