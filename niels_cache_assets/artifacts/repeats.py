@@ -149,14 +149,14 @@ class Repeats(RootArtifact):
             NielsCacheError: If they are missing or not current.
         """
         name, folder = prepared.name, self.directory
-        advice = f"build them: niels-cache build-all (in Dagster: materialize corpus/{self.step})"
+        advice = f"build the cuts: niels-cache build-all (in Dagster: materialize corpus/{self.step})"
         meta = finished_meta(folder)
         if meta is None:
             raise NielsCacheError(f"{folder}: no search for repeated {self.step} has been made yet; {advice}")
         identity = self.identity()
         if not self.matches(meta, identity):
             why = differences({key: meta.get(key, value) for key, value in identity.items()}, identity) or ["by another version"]
-            raise NielsCacheError(f"{folder}: the repeated {self.step} were found otherwise: {'; '.join(why)}; {advice}")
+            raise NielsCacheError(f"{folder}: the cuts of repeated {self.step} are out of date: {'; '.join(why)}; {advice}")
         if meta["inputs"].get(name) != prepared.identity():
             raise NielsCacheError(
                 f"{folder}: the repeated {self.step} of {name!r} were found for other splits; "
