@@ -14,6 +14,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.artifacts.repeats import Repeats
+from niels_cache_assets.base.fingerprint import Identity
 from niels_cache_assets.cli import main
 from niels_cache_assets.facts.progress import SpeedMeter, describe
 from niels_cache_assets.inspection.corpora import cut_counts
@@ -130,6 +131,21 @@ def test_a_cache_has_the_cuts_in_its_lineage_and_is_stale_when_they_change(tmp_p
     state = graph(changed, tmp_path).state("pretrain/b")
     assert state.needs_build
     assert [FOOT in text for _, text in texts_of(changed, tmp_path)["b"]] == [True] * 3
+
+
+def test_searches_are_checked_once_for_all_data_sets(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = five_data_sets(tmp_path, tiny_model, table='prepare = ["lines", "spans"]\nval_frac = 0.3\n')
+    search(registry, tmp_path)
+    materialize(graph(registry, tmp_path).repeats("spans"), notify=False)
+    checked, identity = list[str](), Repeats.identity
+
+    def counted(self: Repeats, revision: str | None = None) -> Identity:
+        checked.append(self.step)
+        return identity(self, revision)
+
+    monkeypatch.setattr(Repeats, "identity", counted)
+    assert len(open_prepared(registry, "e", root=tmp_path).cuts) == 2
+    assert sorted(checked) == ["lines", "lines", "spans"]  # lines for this data set, and for all those that spans were searched in
 
 
 def test_cuts_that_are_replaced_while_a_data_set_is_read_are_an_error(
