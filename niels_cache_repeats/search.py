@@ -139,6 +139,7 @@ def _bytes_of(texts: pa.ChunkedArray) -> tuple[Bytes, Ints]:
     width = np.int64 if pa.types.is_large_string(array.type) else np.int32
     bounds = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    content.flags.writeable = False  # numba compiles the loops once for arrays that can be written, and once for others
     return content[bounds[0] : bounds[-1]], bounds - bounds[0]
 
 

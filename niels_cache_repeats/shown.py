@@ -17,17 +17,18 @@ import numpy as np
 from niels_cache_assets.artifacts.corpus_report import cuts_table
 from niels_cache_assets.artifacts.repeats import Repeats, open_prepared
 from niels_cache_assets.base.documents import object_array
+from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import CUTS, corpus_dir, duplicates_file, repeats_dir
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.inspection.corpora import column, rows_at, seeded_choice
 from niels_cache_assets.inspection.explanation import ordinal_of
 from niels_cache_assets.sources.types import PrepareStep
 from niels_cache_assets.tokenizer.decoding import spell_controls
 from niels_cache_repeats.cuts import CutList
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
     from niels_cache_assets.project.registry import Registry
@@ -116,6 +117,8 @@ def _shown(prefix: str, data: bytes, start: int, end: int) -> dict[str, str]:
 def most_cut(root: Path, step: str, meta: Meta, *, count: int = 8) -> list[tuple[str, str]]:
     """Return a title and the text of the copies that stay of the most often cut texts, most frequent first, for the report.
 
+    Texts of data sets that have changed since are left out.
+
     Args:
         root: The cache root.
         step: The step.
@@ -131,19 +134,31 @@ def most_cut(root: Path, step: str, meta: Meta, *, count: int = 8) -> list[tuple
                 for row in zip(*(batch[key].to_pylist() for key in keys), strict=True):
                     place, (start, end) = row[:-2], row[-2:]
                     copies[place] += 1
-                    lengths[place] = min(end - start, lengths.get(place, end))  # without blank lines after it
+                    lengths[place] = min(end - start, lengths.get(place, end - start))  # without blank lines after it
     found = []
     for place, number in copies.most_common(count):
         name, ordinal, start, split = place
-        text = rows_at(document_files(corpus_dir(root, name), read_meta(corpus_dir(root, name) / META_NAME)), [ordinal], ["text"])[ordinal]
-        texts = object_array([text["text"]], 1)
-        lines = repeats_dir(root, "lines")
-        if step == "spans" and (lines / duplicates_file(name)).exists():
-            CutList(step="lines", name=name, directory=lines, meta=read_meta(lines / META_NAME)).apply(np.array([ordinal]), texts)
-        data = texts[0].encode()[start : start + min(lengths[place], MAX_SHOWN)]
-        title = f"cut {number:,} times; stays in {name} {f'{split} ' if split else ''}{ordinal:,}"
-        found.append((title, data.decode(errors="ignore").strip()))
+        text = _compared_text(root, meta, name, ordinal)
+        if text is not None:
+            data = text.encode()[start : start + min(lengths[place], MAX_SHOWN)]
+            title = f"cut {number:,} times; stays in {name} {f'{split} ' if split else ''}{ordinal:,}"
+            found.append((title, data.decode(errors="ignore").strip()))
     return found
+
+
+def _compared_text(root: Path, meta: Meta, name: str, ordinal: int) -> str | None:
+    """Return the text of a document as the search has read it, or None if its corpus or its earlier cuts have changed since."""
+    inputs, directory = meta["inputs"][name], corpus_dir(root, name)
+    corpus = finished_meta(directory)
+    if corpus is None or corpus["content_sha256"] != inputs["content_sha256"]:
+        return None
+    texts = object_array([rows_at(document_files(directory, corpus), [ordinal], ["text"])[ordinal]["text"]], 1)
+    for step, sha256 in inputs.get("cuts", {}).items():
+        earlier = finished_meta(repeats_dir(root, step))
+        if earlier is None or earlier["datasets"].get(name, {}).get("cuts_sha256") != sha256:
+            return None
+        CutList(step=step, name=name, directory=repeats_dir(root, step), meta=earlier).apply(np.array([ordinal]), texts)
+    return texts[0]
 
 
 def print_cuts(arguments: argparse.Namespace, registry: Registry, root: Path, seed: int, console: Any) -> None:
@@ -164,7 +179,8 @@ def print_cuts(arguments: argparse.Namespace, registry: Registry, root: Path, se
     if console.print_facts(arguments, found):
         return
     counts = found["counts"]
-    total = f"{sum(counts['cuts'].values()):,} cuts in {counts['cut_documents']:,} of {counts['compared']:,} documents"
+    cuts = format_count(sum(counts["cuts"].values()), "cut")
+    total = f"{cuts} in {counts['cut_documents']:,} of {counts['compared']:,} documents"
     display(f"{name}: {total}, {counts['bytes']:,} bytes; nothing is left of {counts['emptied']:,} documents", style="bold")
     for cut in found["cuts"]:
         size = f"{cut['end'] - cut['start']:,} bytes from byte {cut['start']:,}"
@@ -185,6 +201,8 @@ def _marked(cut: Mapping[str, Any], prefix: str, console: Any) -> Any:
 
 def _print_counts(arguments: argparse.Namespace, repeats: Repeats, console: Any) -> None:
     meta = repeats.finished()
+    if not repeats.registry.prepared(repeats.step):
+        raise NielsCacheError(f'no data set has repeated {repeats.step} cut; give one prepare = [..., "{repeats.step}"] and build it')
     if meta is None:
         raise NielsCacheError(f"{repeats.directory}: there are no cuts of repeated {repeats.step} yet; build them: niels-cache build-all")
     if console.print_facts(arguments, {key: meta[key] for key in ("datasets", "order", "settings")}):

@@ -50,7 +50,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
     """
     prepared = open_prepared(registry, name, root=root)
     meta, settings = prepared.meta, registry.cleaning_of(name)
-    found = prepared.duplicates
+    found, cuts = prepared.duplicates, {cut.step: cut.counts for cut in prepared.cuts}
     return {
         "kind": "corpus_report",
         "code_version": CODE_VERSION,
@@ -61,13 +61,13 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
         "drop_sha256": prepared.drop_sha256,
         "documents": {"given": source_documents(meta), "kept": prepared.kept},
         "splits": kept_per_split(prepared),
-        "funnel": funnel(meta, found["datasets"][name] if found else None, prepared.cuts),
+        "funnel": funnel(meta, found["datasets"][name] if found else None, cuts),
         "reasons": reasons(meta, prepared.dropped),
         "lengths": _lengths(meta["lengths"]),
         "languages": dict(meta["languages"]),
         "language_share": language_share(meta["languages"], settings.languages),
         "duplicates": _duplicates(registry, found, name) if found else None,
-        **({"cuts": {cut.step: cut.counts for cut in prepared.cuts}} if prepared.cuts else {}),
+        **({"cuts": cuts} if cuts else {}),
         **({"masked": {key: meta["masked"][key] for key in ("documents", "places")}} if "masked" in meta else {}),
         **{key: meta["facts"][key] for key in (REPLACED, NOT_TEXT, EXCLUDED) if key in meta["facts"]},
     }
@@ -114,13 +114,13 @@ def estimated_tokens(characters: int) -> int:
     return round(characters / CHARACTERS_PER_TOKEN)
 
 
-def funnel(meta: Meta, duplicates: Mapping[str, Any] | None, cuts: Sequence[Any] = ()) -> list[dict[str, Any]]:
+def funnel(meta: Meta, duplicates: Mapping[str, Any] | None, cuts: Mapping[str, Meta]) -> list[dict[str, Any]]:
     """Return the totals after each stage.
 
     Args:
         meta: The meta.json of the corpus.
         duplicates: The entry of this data set in the drop lists. None without "dedup".
-        cuts: The cuts of each step that cuts repeated text.
+        cuts: For each step that cuts repeated text, the entry of this data set in its meta.json.
     """
     stages = [
         ("read", meta["documents"]["read"], meta["characters"]["before"], meta["bytes"]["before"]),
@@ -136,10 +136,9 @@ def funnel(meta: Meta, duplicates: Mapping[str, Any] | None, cuts: Sequence[Any]
             _, documents, characters, size = stages[-1]
             lost = (duplicates[kind], duplicates["characters"][kind], duplicates["bytes"][kind])
             stages.append((f"without {kind} duplicates", documents - lost[0], characters - lost[1], size - lost[2]))
-    for cut in cuts:
+    for step, less in cuts.items():
         _, documents, characters, size = stages[-1]
-        less = cut.counts
-        name = f"without repeated {cut.step}"
+        name = f"without repeated {step}"
         stages.append((name, documents - less["emptied"], characters - less["characters"], size - less["bytes"]))
     return [
         {"stage": stage, "documents": documents, "characters": characters, "bytes": size, "estimated_tokens": estimated_tokens(characters)}

@@ -341,6 +341,18 @@ class Duplicates(RootArtifact):
     def warning(self) -> str | None:
         return self.required.warning
 
+    @cached_property
+    def _current(self) -> Meta:
+        """The meta.json of the drop lists, if they are current. It is checked once for all data sets that are opened together."""
+        meta = finished_meta(self.directory)
+        if meta is None:
+            raise NielsCacheError(f"{self.directory}: no search for duplicates has been made yet; {_ADVICE}")
+        if not self.matches(meta, self.identity()):
+            raise NielsCacheError(
+                f"{self.directory}: the duplicates were found {first_difference(meta, self.required.identity)}; {_ADVICE}"
+            )
+        return meta
+
     def current_of(self, name: str, *, source: PretrainSource, seed: int) -> Meta:
         """Return the meta.json of the drop lists if they are current for the data set `name`.
 
@@ -354,15 +366,10 @@ class Duplicates(RootArtifact):
         Raises:
             NielsCacheError: If they are not current. The message names the difference and the artifact to materialize.
         """
-        folder, splits = self.directory, split_identity(source, seed)
-        meta = finished_meta(folder)
-        if meta is None:
-            raise NielsCacheError(f"{folder}: no search for duplicates has been made yet; {_ADVICE}")
-        if not self.matches(meta, self.identity()):
-            raise NielsCacheError(f"{folder}: the duplicates were found {first_difference(meta, self.required.identity)}; {_ADVICE}")
+        meta, splits = self._current, split_identity(source, seed)
         if meta["splits"][name] != splits:
             raise NielsCacheError(
-                f"{folder}: the duplicates of {name!r} were found for other splits ({meta['splits'][name]}, now {splits}); "
+                f"{self.directory}: the duplicates of {name!r} were found for other splits ({meta['splits'][name]}, now {splits}); "
                 f"set seed and val_frac in the configuration and not for one run, then {_ADVICE}"
             )
         return meta

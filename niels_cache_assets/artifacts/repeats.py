@@ -142,27 +142,34 @@ class Repeats(RootArtifact):
         missing = self._opened[1]
         return f"the search for repeated {self.step} left out {', '.join(missing)}: {next(iter(missing.values()))}" if missing else None
 
+    @cached_property
+    def _current(self) -> tuple[Meta, str | None]:
+        """The meta.json of the cuts, and why they cannot be used, or None. Many data sets may be opened, and this reads all of them."""
+        meta = finished_meta(self.directory)
+        if meta is None:
+            return {}, f"no search for repeated {self.step} has been made yet"
+        identity = self.identity()
+        if self.matches(meta, identity):
+            return meta, None
+        why = differences({key: meta.get(key, value) for key, value in identity.items()}, identity) or ["another version found them"]
+        return meta, f"the cuts of repeated {self.step} are out of date: {'; '.join(why)}"
+
     def cut(self, prepared: PreparedCorpus) -> PreparedCorpus:
         """Return a data set with the cuts of this step.
 
         Raises:
             NielsCacheError: If they are missing or not current.
         """
-        name, folder = prepared.name, self.directory
-        advice = f"materialize corpus/{self.step} first (niels-cache build-all does)"
-        meta = finished_meta(folder)
-        if meta is None:
-            raise NielsCacheError(f"{folder}: no search for repeated {self.step} has been made yet; {advice}")
-        identity = self.identity()
-        if not self.matches(meta, identity):
-            why = differences({key: meta.get(key, value) for key, value in identity.items()}, identity) or ["by another version"]
-            raise NielsCacheError(f"{folder}: the repeated {self.step} were found otherwise: {'; '.join(why)}; {advice}")
-        if meta["inputs"].get(name) != prepared.identity():
-            raise NielsCacheError(
-                f"{folder}: the repeated {self.step} of {name!r} were found for other splits; "
-                f"set seed and val_frac in the configuration and not for one run, then {advice}"
+        name, (meta, problem) = prepared.name, self._current
+        if problem is None and meta["inputs"].get(name) != prepared.identity():
+            problem = (
+                f"the repeated {self.step} of {name!r} were found for other splits; "
+                "set seed and val_frac in the configuration and not for one run"
             )
-        found = load_beside("repeats", "cuts").CutList(step=self.step, name=name, directory=folder, meta=meta)
+        if problem is not None:
+            advice = f"build the cuts: niels-cache build-all (in Dagster: materialize corpus/{self.step})"
+            raise NielsCacheError(f"{self.directory}: {problem}; {advice}")
+        found = load_beside("repeats", "cuts").CutList(step=self.step, name=name, directory=self.directory, meta=meta)
         return replace(prepared, cuts=(*prepared.cuts, found))
 
     def owns(self, name: str) -> bool:

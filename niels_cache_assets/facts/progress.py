@@ -12,7 +12,7 @@ class BuildProgress(Protocol):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Counts by unit. The speed is computed from the last unit."""
+        """Counts by unit, at least one. The speed is computed from the last unit."""
 
     @property
     def share(self) -> float | None:

@@ -6,6 +6,7 @@ at a time. A sample needs 17 bytes of memory per document.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,13 @@ def duplicate_counts(root: Path, name: str, meta: Meta) -> Meta | None:
     if duplicates["inputs"].get(name) != meta["content_sha256"]:
         return None
     return duplicates["datasets"][name]
+
+
+def cut_counts(registry: Registry, root: Path, name: str) -> dict[str, Meta]:
+    """Return the counts of the cuts of a data set by step, or an empty dict if they are missing or not current."""
+    with suppress(NielsCacheError):
+        return {cut.step: cut.counts for cut in open_prepared(registry, name, root=root).cuts} if name in registry.pretrain else {}
+    return {}
 
 
 def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:

@@ -1,23 +1,30 @@
 """Cuts of repeated lines in data sets: found over all of them, applied in caches, counted, explained, and stale with a reason."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from niels_cache_assets.artifacts.corpus_report import corpus_report
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.artifacts.repeats import Repeats
+from niels_cache_assets.base.fingerprint import Identity
+from niels_cache_assets.cli import main
+from niels_cache_assets.facts.progress import SpeedMeter, describe
+from niels_cache_assets.inspection.corpora import cut_counts
 from niels_cache_assets.project.registry import Registry
 from niels_cache_repeats.cuts import cut_text
-from niels_cache_repeats.shown import find_cuts
+from niels_cache_repeats.shown import find_cuts, most_cut
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
 from tests.helpers.builds import build_dataset, build_tokenizer, prepare_corpus
-from tests.helpers.corpora import corpus_registry
+from tests.helpers.corpora import corpus_registry, write_jsonl
 from tests.repeats.test_lines import FOOT, PROSE
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -31,11 +38,10 @@ def five_data_sets(folder: Path, model: Path, *, settings: str = "", table: str 
     return corpus_registry(folder, texts, settings=f'[tokenizer]\nmodel = "{model}"\n[build]\nthreads = 1\n{settings}', table=table)
 
 
-def search(registry: Registry, root: Path) -> Repeats:
+def search(registry: Registry, root: Path, **how: Any) -> Repeats:
     for name in registry.prepared():
         prepare_corpus(registry, name, root=root, processes=1)
-    repeats = graph(registry, root).repeats("lines")
-    materialize(repeats, notify=False)
+    materialize(graph(registry, root).repeats("lines"), notify=False, **how)
     return graph(registry, root).repeats("lines")
 
 
@@ -57,6 +63,38 @@ def test_a_planted_line_stays_only_in_the_first_document_of_val(tmp_path: Path, 
     assert (counts["cut_documents"], counts["emptied"], counts["cuts"]) == (4, 1, {"line": 4, "paragraph": 0})
     assert counts["bytes"] == 3 * (len(FOOT) + 1) + len(f"\n{FOOT}\n \t")  # also the white space of the emptied document
     assert {(pair["because_dataset"], pair["because_split"]) for pair in counts["pairs"]} == {("a", "val")}
+
+
+def test_the_search_reports_progress_that_can_be_shown(tmp_path: Path, tiny_model: Path) -> None:
+    shown, meter = list[str](), SpeedMeter()
+    search(
+        five_data_sets(tmp_path, tiny_model),
+        tmp_path,
+        on_progress=lambda progress: shown.append(describe(progress, meter.estimate(progress, len(shown)), with_share=True)),
+    )
+    assert [line.partition(",")[0] for line in (shown[0], shown[-1])] == ["10%", "100%"]
+    assert shown[-1].startswith("100%, 16 documents")
+
+
+def test_commands_have_the_cuts(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    registry, root = five_data_sets(tmp_path, tiny_model), tmp_path / "cache"
+    search(registry, root)
+    last = corpus_report(registry, "e", root=root)["funnel"][-1]
+    assert (last["stage"], last["documents"]) == ("without repeated lines", 3)
+    assert main(["show", "e"]) == 0
+    assert re.search(r"without repeated lines +3 ", capsys.readouterr().out)
+    for arguments, named in (
+        (["--document", "e-1"], "--document"),
+        (["e", "--document", "e-1"], "--document"),
+        (["e", "--cuts", "lines", "--kind", "near"], "--kind"),
+        (["--cuts", "spans"], 'prepare = [..., "spans"]'),
+    ):
+        assert main(["duplicates", *arguments]) == 2
+        assert named in capsys.readouterr().err
+    assert cut_counts(five_data_sets(tmp_path, tiny_model, settings="[lines]\nmax_copies = 9"), root, "e") == {}
 
 
 def test_ranges_and_row_groups_change_no_byte(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +133,54 @@ def test_a_cache_has_the_cuts_in_its_lineage_and_is_stale_when_they_change(tmp_p
     assert [FOOT in text for _, text in texts_of(changed, tmp_path)["b"]] == [True] * 3
 
 
+def test_searches_are_checked_once_for_all_data_sets(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = five_data_sets(tmp_path, tiny_model, table='prepare = ["lines", "spans"]\nval_frac = 0.3\n')
+    search(registry, tmp_path)
+    materialize(graph(registry, tmp_path).repeats("spans"), notify=False)
+    checked, identity = list[str](), Repeats.identity
+
+    def counted(self: Repeats, revision: str | None = None) -> Identity:
+        checked.append(self.step)
+        return identity(self, revision)
+
+    monkeypatch.setattr(Repeats, "identity", counted)
+    assert len(open_prepared(registry, "e", root=tmp_path).cuts) == 2
+    assert sorted(checked) == ["lines", "lines", "spans"]  # lines for this data set, and for all those that spans were searched in
+
+
+def test_cuts_that_are_replaced_while_a_data_set_is_read_are_an_error(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("niels_cache_assets.streaming.encode._CHUNK_ITEMS", 1)
+    monkeypatch.setattr("niels_cache_assets.corpus.store.TEXT_BYTES_PER_GROUP", 1)
+    monkeypatch.setattr("niels_cache_repeats.search._ROWS_PER_GROUP", 1)
+    registry = five_data_sets(tmp_path, tiny_model)
+    search(registry, tmp_path)
+    opened, begun = (open_prepared(registry, "b", root=tmp_path) for _ in range(2))
+    whole = [document.text for batch in open_prepared(registry, "b", root=tmp_path).documents() for document in batch]
+    documents = begun.documents()
+    assert [document.text for document in next(documents)] == whole[:1]
+    search(five_data_sets(tmp_path, tiny_model, settings="[lines]\nmax_copies = 20"), tmp_path)
+    for read in (lambda: list(documents), lambda: list(opened.documents()), lambda: opened.select(np.array([2]))):
+        with pytest.raises(NielsCacheError, match=r"repeats/lines: was replaced .*run this again"):
+            read()
+
+
+def test_a_corpus_that_is_replaced_during_the_search_is_an_error_and_the_last_cuts_stay(tmp_path: Path, tiny_model: Path) -> None:
+    registry = five_data_sets(tmp_path, tiny_model)
+    last = search(registry, tmp_path).finished()
+
+    def replace_corpus(_: Any) -> None:
+        write_jsonl(tmp_path / "d.jsonl", [PROSE.format(9, "d")])
+        prepare_corpus(registry, "d", root=tmp_path, processes=1)
+
+    changed = five_data_sets(tmp_path, tiny_model, settings="[lines]\nmax_copies = 2")
+    with pytest.raises(NielsCacheError, match=r"corpus/d: .* replaced .*run this again"):
+        search(changed, tmp_path, on_progress=replace_corpus)
+    assert graph(registry, tmp_path).repeats("lines").finished() == last
+    assert search(changed, tmp_path).finished() != last
+
+
 def test_cuts_are_explained_beside_the_copy_that_stays(tmp_path: Path, tiny_model: Path) -> None:
     registry = five_data_sets(tmp_path, tiny_model)
     search(registry, tmp_path)
@@ -105,6 +191,12 @@ def test_cuts_are_explained_beside_the_copy_that_stays(tmp_path: Path, tiny_mode
     assert len(find_cuts(registry, tmp_path, "e", "lines", count=3, seed=0)["cuts"]) == 3
     with pytest.raises(NielsCacheError, match="c-7"):
         find_cuts(registry, tmp_path, "c", "lines", count=1, seed=0, document="c-7")
+    meta = graph(registry, tmp_path).repeats("lines").finished()
+    assert meta is not None
+    assert most_cut(tmp_path, "lines", meta) == [("cut 15 times; stays in a val 0", FOOT)]
+    write_jsonl(tmp_path / "a.jsonl", ["another text"])
+    prepare_corpus(registry, "a", root=tmp_path, processes=1)
+    assert most_cut(tmp_path, "lines", meta) == []
 
 
 def test_without_lines_nothing_changes_and_with_them_the_corpus_stays(tmp_path: Path, tiny_model: Path) -> None:

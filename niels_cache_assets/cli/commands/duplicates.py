@@ -27,6 +27,7 @@ from niels_cache_assets.cli.command import (
     draw_seed,
     integer_at_least,
     option,
+    refuse_options,
     switch,
 )
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, display, mark, new_table, print_facts, styled, title_of
@@ -76,9 +77,12 @@ def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.inspection.corpora import find_drop_list, find_drop_lists
 
+    if arguments.cuts is None or arguments.name is None:
+        refuse_options(arguments, ("document",), "works only with NAME and --cuts; add them")
     registry, root = open_registry(arguments)
     seed = draw_seed(arguments.seed)
     if arguments.cuts is not None:
+        refuse_options(arguments, ("kind", "closest_call"), "works only without --cuts; leave it out")
         load_beside("repeats", "shown").print_cuts(arguments, registry, root, seed, console)
         return
     if arguments.name is None:

@@ -69,7 +69,7 @@ Write a pretrain cache as the files that other projects train from. FORMAT is on
   npy        train/NAME_train_000000.npy, ... of 100 million tokens, for numpy.load, build-nanogpt
              and our DatasetLoader (OLMo-core does not read them: its .npy have no header)
 
-  text       the documents of a data set with `prepare`, cleaned and without duplicates:
+  text       the documents of a data set with `prepare`, cleaned, without duplicates and repeated text:
              NAME-00000.jsonl.zst, ... (or .parquet) with id, text, title, file, row and split,
              and NAME.json with counts and sha256; if interrupted, the same command resumes
 

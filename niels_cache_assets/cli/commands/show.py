@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
     display(f"\n{name}  (corpus, {corpus['directory']})", style="bold")
     numbers = ("documents", "size", "tokens, about")
     table = new_table("stage", *numbers, right=numbers)
-    for stage in funnel(corpus["meta"], corpus["duplicates"]):
+    for stage in funnel(corpus["meta"], corpus["duplicates"], corpus["cuts"]):
         table.add_row(stage["stage"], f"{stage['documents']:,}", file_size(stage["bytes"]), f"{stage['estimated_tokens']:,}")
     _section(table)
     _print_dropped(corpus["meta"])
@@ -93,15 +93,16 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _named(registry: Registry, root: Path, name: str) -> tuple[ShownCache | None, dict[str, Any] | None]:
-    """Return the cache of a data set, and its corpus with its directory, meta.json and counts of duplicates. One of them may be missing."""
+    """Return the cache and the corpus of a data set, one of which may be missing. The corpus has counts of its duplicates and cuts."""
     from niels_cache_assets.cli.context import find_cache, find_caches
-    from niels_cache_assets.inspection.corpora import duplicate_counts, find_corpus
+    from niels_cache_assets.inspection.corpora import cut_counts, duplicate_counts, find_corpus
     from niels_cache_runtime.format.layout import META_NAME
 
     corpus, known = None, find_caches(registry, root)
     if (corpus_dir(root, name) / META_NAME).exists():
         directory, meta = find_corpus(registry, root, name)
-        corpus = {"directory": directory, "meta": meta, "duplicates": duplicate_counts(root, name, meta)}
+        counts = {"duplicates": duplicate_counts(root, name, meta), "cuts": cut_counts(registry, root, name)}
+        corpus = {"directory": directory, "meta": meta, **counts}
         if name not in known or not known[name].exists:
             return None, corpus
     location = find_cache(registry, root, name)
