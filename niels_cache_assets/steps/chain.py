@@ -259,8 +259,8 @@ class _UserStep:
             for (place, each), result in zip(group, results, strict=True):
                 if result is not each:
                     run.outcomes[place] = self._outcome(each, result, run.columns.setdefault(place, {}))
-                if self._count and (count := self._count(run.report, self.title, place, each, result)):
-                    run.if_kept.append((place, count))
+                if self._count and (if_kept := self._count(run.report, self.title, place, each, result)):
+                    run.if_kept.append((place, if_kept))
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
                 raise  # workers ignore Ctrl-C, so there the step has raised it
