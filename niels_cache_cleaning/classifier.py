@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, Literal
 
 import numpy as np
@@ -189,7 +190,11 @@ class Evaluation:
         """
         settings = TrainingSettings(**{each.name: getattr(arguments, each.name) for each in fields(TrainingSettings)})
         import_fasttext()  # before anything is read
-        out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=out.parent).close()
+        except OSError as error:
+            raise NielsCacheError(f"{out}: cannot be written: {error.strerror}; name another file with --out") from error
         with open_files(str(out.parent)) as new_file:
             examples = self._read(new_file, settings.seed)
             for side in SIDES:
@@ -280,13 +285,10 @@ def table_entry(report: Mapping[str, Any], folder: Path) -> str:
     """Return the lines that a data set of a niels_cache.toml in `folder` needs."""
     model = os.path.relpath(report["model"], folder)
     path, label = (json.dumps(text, ensure_ascii=False) for text in (model, report["label"]))
-    settings = f"model = {path}, label = {label}"
+    settings = f"score = {path}, label = {label}"
     if (megabytes := math.ceil(report["bytes"] / 1e6)) > MAX_MEGABYTES:
         settings += f", max_megabytes = {megabytes}"
-    return (
-        f'steps = [\n    {{ use = "{FastText.__module__}:FastText", {settings}, keep = ["score"] }},\n'
-        f'    {{ where = "score > {report["best"]["threshold"]}" }},\n]'
-    )
+    return f'steps = [\n    {{ {settings}, keep = ["score"] }},\n    {{ where = "score > {report["best"]["threshold"]}" }},\n]'
 
 
 def lines_about(report: Mapping[str, Any]) -> Iterator[str]:

@@ -103,7 +103,7 @@ def test_the_printed_entry_scores_a_data_set(own_folder: Path, capsys: pytest.Ca
     assert run(out="sub/q.bin") == 0
     printed = capsys.readouterr().out
     steps = tomllib.loads(printed[printed.index("steps = [") :])["steps"]
-    assert steps[0]["model"] == "sub/q.bin"
+    assert steps[0]["score"] == "sub/q.bin"
     assert steps[0]["label"] == "__label__hq"
     chain = DocumentChain(source=source_with(own_folder, *steps), cleaning=None)
     kept = [isinstance(each, Document) for each in chain.run(documents_of([GOOD[3], BAD[3]]), CleaningReport(seed=0))]
@@ -239,6 +239,7 @@ def test_unique_tokens_count_a_group_of_copies_once(new_file: NewFile) -> None:
         ({}, ("--on", "wikipedja"), ("wikipedja", "data set")),
         ({}, ("--tokenizer", "missing.model"), ("missing.model", "no such file")),
         ({}, ("--text-field", "content"), ("content",)),
+        ({}, ("--out", "bad.jsonl/q.bin"), ("bad.jsonl/q.bin: cannot be written", "--out")),
         ({"q.bin": []}, (), ("q.bin: is there already", "--force")),
         ({"q.bin.html": []}, (), ("q.bin.html: is there already", "--force")),
         ({"q.bin.html": ["mine"]}, ("--force", "--good", "missing"), ("q.bin.html: is there already", "no page")),
