@@ -6,7 +6,8 @@ loops of `passes` are worth their loading time. The package `corpus` reads the d
 """
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Callable, Set
+from functools import partial
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.measures import UNKNOWN_LANGUAGE
@@ -35,7 +36,9 @@ class Cleaner:
         self._characters = 0
         self._skip = frozenset(settings.skip) | (MARKUP_NORMALIZERS if plain_text else frozenset())
 
-    def clean(self, document: Document, report: CleaningReport | None = None) -> Document | RejectedDocument:
+    def clean(
+        self, document: Document, report: CleaningReport | None = None, if_kept: list[tuple[int, Callable[[], object]]] | None = None
+    ) -> Document | RejectedDocument:
         """Return the normalized document, or a rejection with its reason.
 
         In the result, the text, the title, the source id and the file name contain no NULs, control characters or lone surrogates, so they
@@ -44,6 +47,7 @@ class Cleaner:
         Args:
             document: The document.
             report: Counts the result, if given.
+            if_kept: Gets the index of the document in the report, and the function that counts its masks, if later steps may drop it.
         """
         self._characters += len(document.text)
         compiled = self._characters > WORTH_IT if self._compiled is None else self._compiled
@@ -67,7 +71,9 @@ class Cleaner:
                     report.measures.add(measure(facts, self._skip), report.shown(facts.document), weight=weight, bits=bits)
             report.add(result, language)
             if spans and isinstance(result, Document):
-                report.add_masked(Counter(span.kind for span in spans), mask_examples(text, spans, report.masks))
+                found, place = Counter(span.kind for span in spans), report.documents - 1
+                count = partial(report.add_masked, found, mask_examples(text, spans, report.masks), place)
+                count() if if_kept is None else if_kept.append((place, count))
         return result
 
     def _apply_filters(self, facts: DocumentFacts, skip: Set[str]) -> Document | RejectedDocument:

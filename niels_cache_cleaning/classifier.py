@@ -7,21 +7,23 @@ A text counts once: documents with the same words (scores.words_of) are copies. 
 the same texts are held out whatever the seed, the settings and the order of files. A text that is both good and bad is left out.
 
 fastText learns in the order of the lines. They alternate between good and bad, and the order on each side is that of a hash of the words
-and the seed. Texts wait in unlinked files beside the classifier, which take about twice their size. The memory is about 250 bytes for each
-text, and the weights of the classifier.
+and the seed. Texts, lines and the new classifier are in unlinked files beside the classifier, so that nothing is left of a killed process.
+They take about twice the size of the texts, and that of the classifier. The memory is about 250 bytes for each text, and the weights of
+the classifier.
 """
 
 import hashlib
 import json
 import math
 import os
+import shutil
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from tempfile import TemporaryFile
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -31,7 +33,7 @@ from niels_cache_assets.base.wording import label as reason_label
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_cleaning.classifier_inputs import Given
 from niels_cache_cleaning.classifier_report import NewFile, Scored, open_files, report_of
-from niels_cache_cleaning.classifier_training import TrainingSettings, train
+from niels_cache_cleaning.classifier_training import TrainingFailedError, TrainingSettings, train
 from niels_cache_cleaning.scores import LABEL_PREFIX, MAX_MEGABYTES, FastText, import_fasttext, words_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
@@ -41,6 +43,7 @@ SIDES = ("good", "bad")
 LABELS = {"good": f"{LABEL_PREFIX}hq", "bad": f"{LABEL_PREFIX}lq"}
 MIN_TEXTS = 10  # on each side
 _KEY_BYTES = 8
+_COPIED_BYTES = 1 << 20
 
 Balance = Literal["sample", "repeat", "none"]
 OnProgress = Callable[[str, int, int], None]  # the step, and its finished and all bytes
@@ -187,23 +190,26 @@ class Evaluation:
         """
         settings = TrainingSettings(**{each.name: getattr(arguments, each.name) for each in fields(TrainingSettings)})
         import_fasttext()  # before anything is read
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder, open_files(folder) as new_file:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=out.parent).close()
+        except OSError as error:
+            raise NielsCacheError(f"{out}: cannot be written: {error.strerror}; name another file with --out") from error
+        with open_files(str(out.parent)) as new_file:
             examples = self._read(new_file, settings.seed)
             for side in SIDES:
                 examples.numbers(side, held_out=True)  # raises an error before the training
-            lines, model = Path(folder, "lines.txt"), Path(folder, "model.bin")
+            files = new_file(), new_file()
+            lines, model = (Path(f"/proc/self/fd/{file.fileno()}") for file in files)
             training = {**examples.write_lines(lines, arguments.balance), **asdict(settings)}
             size = lines.stat().st_size * settings.epochs
-            train(lines, model, settings, progress=lambda share: self.progress("training", int(share * size), size))
-            lines.unlink()
+            train(lines, model, settings, files=files, progress=lambda share: self.progress("training", int(share * size), size))
+            files[0].truncate(0)
             try:
                 step = FastText(str(model), LABELS["good"], math.inf)
             except NielsCacheError as error:  # fastText does not notice a full disk
-                raise NielsCacheError(f"{out}: the classifier was not written as a whole; is the disk full?") from error
-            with open(model, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(model, out)
+                raise TrainingFailedError(f"{out}: the classifier was not written as a whole; is the disk full?") from error
+            _write(out, files[1])
             return {**self._report(examples, out, step, new_file), "training": training}
 
     def run(self, model: Path, label: str) -> dict[str, Any]:
@@ -261,17 +267,28 @@ class Evaluation:
         }
 
 
+def _write(path: Path, content: IO[bytes]) -> None:
+    """Write a file in one step."""
+    spare = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        content.seek(0)
+        with open(spare, "wb") as file:
+            shutil.copyfileobj(content, file, _COPIED_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(spare, path)
+    finally:
+        spare.unlink(missing_ok=True)
+
+
 def table_entry(report: Mapping[str, Any], folder: Path) -> str:
     """Return the lines that a data set of a niels_cache.toml in `folder` needs."""
     model = os.path.relpath(report["model"], folder)
     path, label = (json.dumps(text, ensure_ascii=False) for text in (model, report["label"]))
-    settings = f"model = {path}, label = {label}"
+    settings = f"score = {path}, label = {label}"
     if (megabytes := math.ceil(report["bytes"] / 1e6)) > MAX_MEGABYTES:
         settings += f", max_megabytes = {megabytes}"
-    return (
-        f'steps = [\n    {{ use = "{FastText.__module__}:FastText", {settings}, keep = ["score"] }},\n'
-        f'    {{ where = "score > {report["best"]["threshold"]}" }},\n]'
-    )
+    return f'steps = [\n    {{ {settings}, keep = ["score"] }},\n    {{ where = "score > {report["best"]["threshold"]}" }},\n]'
 
 
 def lines_about(report: Mapping[str, Any]) -> Iterator[str]:

@@ -11,14 +11,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from niels_cache_assets.base.processes import attended_command
 from niels_cache_assets.base.wording import file_size
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 _PROGRESS = re.compile(rb"Progress: +([\d.]+)%")
 _KEPT_BYTES = 2000  # of what the child has printed
@@ -53,7 +53,13 @@ class TrainingSettings:
         return {names.get(name, name): value for name, value in asdict(self).items()}
 
 
-def train(lines: Path, model: Path, settings: TrainingSettings, *, progress: Callable[[float], None]) -> None:
+class TrainingFailedError(NotWrittenError):
+    """A failure of fastText."""
+
+
+def train(
+    lines: Path, model: Path, settings: TrainingSettings, *, progress: Callable[[float], None], files: Iterable[IO[bytes]] = ()
+) -> None:
     """Train in a child process on the file `lines`, which begin with their labels, and write the file `model`.
 
     Args:
@@ -61,17 +67,18 @@ def train(lines: Path, model: Path, settings: TrainingSettings, *, progress: Cal
         model: The file to write.
         settings: The settings.
         progress: Called with the finished share, from 0 to 1.
+        files: The open files if `lines` and `model` are paths below /proc/self/fd.
 
     Raises:
-        NielsCacheError: If fastText cannot train.
+        TrainingFailedError: If fastText cannot train.
     """
     read_end, write_end = os.pipe()
     spec = {"lines": str(lines), "model": str(model), "settings": settings.for_fasttext()}
     command = attended_command(read_end, __name__, json.dumps(spec))
-    printed = b""
+    printed, descriptors = b"", [read_end, *(file.fileno() for file in files)]
     try:
         with subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[read_end], start_new_session=True
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=descriptors, start_new_session=True
         ) as child:
             try:
                 assert child.stderr is not None
@@ -86,7 +93,7 @@ def train(lines: Path, model: Path, settings: TrainingSettings, *, progress: Cal
         os.close(read_end)
         os.close(write_end)
     if child.returncode:
-        raise NielsCacheError(f"the training failed: {_explain(printed.decode(errors='replace'), child.returncode, settings)}")
+        raise TrainingFailedError(f"the training failed: {_explain(printed.decode(errors='replace'), child.returncode, settings)}")
 
 
 def _explain(printed: str, code: int, settings: TrainingSettings) -> str:
@@ -97,7 +104,7 @@ def _explain(printed: str, code: int, settings: TrainingSettings) -> str:
         return f"its process was ended, probably for lack of memory{need}; lower --buckets or --dim"
     if "NaN" in last:
         return f"a weight is no number any more; lower --lr = {settings.lr:g}"
-    return last
+    return last or f"its process ended with code {code}, and printed nothing"
 
 
 def main(spec: dict[str, Any]) -> None:

@@ -183,6 +183,12 @@ def render_template(template: str, **values: Any) -> str:
     return environment.get_template(template).render(style=style, policy=policy, **values)
 
 
+def require_page(path: Path) -> None:
+    """Refuse a file that is no page, because a page may only replace a page."""
+    if path.is_file() and not _is_page(path):
+        raise NielsCacheError(f"{path}: is there already, and is no page; name another file with --out")
+
+
 def write_page(path: Path, page: str) -> None:
     """Write the page in one step, so that readers always see a complete page.
 
@@ -193,8 +199,7 @@ def write_page(path: Path, page: str) -> None:
     """
     spare = path.parent / f".{path.name}.{os.getpid()}"
     try:
-        if path.is_file() and not _is_page(path):
-            raise NielsCacheError(f"{path}: is there already, and is no page; name another file with --out")
+        require_page(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             spare.write_text(page, encoding="utf-8", errors="backslashreplace")

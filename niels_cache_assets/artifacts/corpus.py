@@ -416,7 +416,7 @@ class Corpus(RootArtifact):
                     processes=processes,
                     doing=f"preparing {name}",
                     size_of=attrgetter("characters"),
-                    is_watched=has_code,
+                    is_watched=has_code or source.is_watched,
                 )
             ) as results,
         ):

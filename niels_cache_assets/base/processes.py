@@ -274,6 +274,16 @@ class InterruptRequested(KeyboardInterrupt):
 
 
 @contextmanager
+def no_resume() -> Iterator[None]:
+    """Say in `InterruptRequested` that the command starts from the beginning."""
+    try:
+        yield
+    except InterruptRequested as interrupt:
+        interrupt.args = (f"{_SIGNALS[interrupt.exit_code - 128]}; no file is half written; the same command starts from the beginning",)
+        raise
+
+
+@contextmanager
 def stop_on_signals() -> Iterator[None]:
     """Raise `InterruptRequested` from the block on SIGINT or SIGTERM, even if the code inside handles the signal differently.
 

@@ -42,6 +42,7 @@ def _unasked(meaning: str, advice: str = "correct the row", *stages: Stage) -> D
 
 
 _ENCODING = "set `encoding` in the table of the data set"
+_EXTRACTOR = "try the other `extractor`"
 _FIELDS = "check the field names in the table of the data set"
 _EXPORT = "export the graph again"
 _BENCHMARK = "to keep such documents, remove the text from `decontaminate_against`"
@@ -63,7 +64,9 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
             "the record is no HTTP response, or its body is not in the encoding that its headers name", "check the crawler"
         ),
         "damaged_record": _asked("the record is damaged; `keep_damaged` keeps the others", "restore the file"),
-        "no_main_text": _asked("`extractor` found no main text in the page, or failed", "try the other `extractor`"),
+        "no_main_text": _asked("`extractor` found no main text in the page", _EXTRACTOR),
+        "extractor_failed": _unasked("`extractor` failed; the title of the example is its error", _EXTRACTOR),
+        "page_too_slow": _unasked("`extractor` took longer than `seconds_per_page`", _EXTRACTOR),
         "damaged_file": _asked("the file is damaged; `keep_damaged` keeps the data before the damage", "restore the file"),
         "where": _asked("the condition in `where` is false", "to keep more rows, change `where`"),
         "where_wrong_type": _unasked("`where` compares a value of another type", "correct `where`, or the values"),

@@ -87,6 +87,7 @@ class CleaningReport:
         self._first = first
         self._examples: _Heaps = {}  # by reason
         self._mask_examples: _Heaps = {}  # by kind
+        self._masked = set[int]()  # the masked documents of the chunk, which several steps may mask
 
     def measured_weight(self, place: int | None = None) -> tuple[int, int]:
         """Return for how many documents the next one counts in `measures` (0: it is not measured), and its random bits.
@@ -157,11 +158,13 @@ class CleaningReport:
             place: Index of the document in the chunk; by default, it is the one that was added last.
         """
         ordinal = self._first + (self.documents - 1 if place is None else place)
-        self.masked_documents += 1
+        self.masked_documents += ordinal not in self._masked
+        self._masked.add(ordinal)
         self.masked += matches
         key = -_keyed_hash(self.seed, ordinal)
         for each in examples:
-            _keep(self._mask_examples, each["kind"], (key, -ordinal, each), most=MASK_EXAMPLES)
+            if all(-ordinal != other for _, other, _ in self._mask_examples.get(each["kind"], ())):
+                _keep(self._mask_examples, each["kind"], (key, -ordinal, each), most=MASK_EXAMPLES)
 
     def mask_examples(self) -> list[dict[str, Any]]:
         """Return examples of masked text, by kind, in the order of the input; each is the first match of its kind in a document."""

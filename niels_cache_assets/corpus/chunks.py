@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from niels_cache_assets.base.beside import load_beside
-from niels_cache_assets.base.documents import Document, DocumentBatch, Documents, DropReport
+from niels_cache_assets.base.documents import Document, DocumentBatch, Documents, DropReport, describe_origin
 from niels_cache_assets.base.fingerprint import Identity
 from niels_cache_assets.base.parallel import CallMark
 from niels_cache_assets.base.strings import Strings
@@ -24,7 +24,7 @@ from niels_cache_assets.build_cache.resume import resume_stream
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.dedup.signatures import Signatures, Signer
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.types import CONVERT, PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.types import BuildPosition, ResumePoint
@@ -77,7 +77,7 @@ class CorpusChunk(NamedTuple):
     Attributes:
         first: The position in the source of the first document of the chunk.
         documents: The documents. Their texts reach a worker as an Arrow column.
-        skipped: Calls of steps that took too long in an earlier attempt.
+        skipped: Calls of steps and of `convert` that took too long in an earlier attempt.
     """
 
     first: int
@@ -171,7 +171,7 @@ class ChunkWork:
 
         report = new_report(self.seed, chunk.first, cleaning=self.cleaning)
         documents = list(chunk.documents)
-        converted, dropped_by_source, examples = self.source.convert(documents)
+        converted, dropped_by_source, examples = self.source.convert_watched(documents, chunk.skipped, mark)
         marks = {} if mark is None else {"mark": mark}
         same = documents if converted is documents else []
         results = self.chain.run(converted, report, skipped=chunk.skipped, given=same, texts=chunk.documents.text, **marks)
@@ -203,8 +203,16 @@ class ChunkWork:
 
     def skip_call(self, chunk: CorpusChunk, place: int, step: int, *, has_ended: bool) -> CorpusChunk:
         """See `base.parallel.WatchedWork`."""
-        converted, _, _ = self.source.convert(list(chunk.documents))
-        return chunk._replace(skipped=(*chunk.skipped, self.chain.skip_call(converted, place, step, has_ended=has_ended)))
+        documents, call = list(chunk.documents), (place, step)
+        if step != CONVERT:
+            converted, _, _ = self.source.convert_watched(documents, chunk.skipped)
+            call = self.chain.skip_call(converted, place, step, has_ended=has_ended)
+        elif has_ended:
+            raise NielsCacheError(
+                f"{describe_origin(documents[place])}: the process that extracted its text has ended (out of memory?); run it again with "
+                "fewer threads, or leave the page out with where"
+            )
+        return chunk._replace(skipped=(*chunk.skipped, call))
 
 
 @dataclass(kw_only=True)

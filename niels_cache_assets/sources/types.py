@@ -9,7 +9,7 @@ This module opens no data file. Splitting, tokenizing and writing belong to othe
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
@@ -37,6 +37,8 @@ from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family, Split
 
+Converted = tuple[list[Document], DropReport, list[tuple[str, Document]]]  # what `convert` returns
+CONVERT = -1  # in marks of calls, instead of the number of a step
 PrepareStep = Literal["clean", "dedup", "lines", "spans"]
 REPEATS: tuple[PrepareStep, ...] = ("lines", "spans")  # the steps that cut repeated text out of corpora, in this order
 _DECONTAMINATION = {f"decontaminate{key}" for key in ("", "_threshold", "_against", "_share", "_words")}
@@ -333,6 +335,7 @@ class PretrainSource(Source):
 
     family = "pretrain"
     val_unit: ClassVar[str] = "documents"  # what val_frac counts
+    is_watched: ClassVar = False  # whether `convert` may take too long, or end its process
     # Separate fingerprints cover these keys: those of preparation and of decontamination.
     # A plan has its own identity for `added`, and the fingerprint has the ids in the file for `exclude`.
     never_counts = frozenset(
@@ -531,7 +534,7 @@ class PretrainSource(Source):
         """
         return self.documents(context)
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], DropReport, list[tuple[str, Document]]]:
+    def convert(self, documents: list[Document]) -> Converted:
         """Convert documents of `unconverted` to their final text.
 
         The method and its arguments can be pickled, and it changes no other state, so any process can run it.
@@ -541,6 +544,16 @@ class PretrainSource(Source):
             examples.
         """
         return documents, DropReport(), []
+
+    def convert_watched(self, documents: list[Document], skipped: Collection[tuple[int, int]], mark: Any = None) -> Converted:
+        """Convert documents in a corpus. If `is_watched`, each call is marked, and can be skipped; see `base.parallel.WatchedWork`.
+
+        Args:
+            documents: The documents.
+            skipped: (index of the document, CONVERT) for each call that took too long. Steps have other pairs.
+            mark: The `CallMark` of the worker, if there is one. The number of the step is CONVERT.
+        """
+        return self.convert(documents)
 
     def gives_plain_text(self, document: Document) -> bool:
         """Return whether `convert` turns the markup of this document into plain text, so that cleaning need not remove markup."""

@@ -56,7 +56,7 @@ class ChainRun:
         skipped: Calls that took too long when these documents ran before.
         batch: The most documents of a batch.
         is_trial: Whether the documents are a sample, in which each column of a condition must occur.
-        if_kept: What to call at the end if the document of this index is kept.
+        if_kept: What to call at the end if the document of this index is kept, such as the count of its masks.
     """
 
     report: CleaningReport
@@ -183,18 +183,19 @@ class _Cleaning:
     def run(self, run: ChainRun) -> None:
         for place, outcome in enumerate(run.outcomes):
             if isinstance(outcome, Document):
-                run.outcomes[place] = self._clean(outcome, run.report)
+                run.outcomes[place] = self._clean(outcome, run)
             else:
                 run.report.add(outcome._replace(document=self._chain.readable(outcome.document)))
 
-    def _clean(self, document: Document, report: CleaningReport) -> Outcome:
+    def _clean(self, document: Document, run: ChainRun) -> Outcome:
         if self._chain.cleaning is not None:
-            return _cleaner(self._chain.cleaning, self._chain.source.gives_plain_text(document)).clean(document, report)
+            cleaner = _cleaner(self._chain.cleaning, self._chain.source.gives_plain_text(document))
+            return cleaner.clean(document, run.report, run.if_kept)
         named = with_writable_names(document)
         outcome: Outcome = named
         if has_lone_surrogate(document.text):
             outcome = RejectedDocument(named._replace(text=valid_unicode(document.text[:EXCERPT_CHARACTERS])), INVALID_UNICODE, None)
-        report.add(outcome)
+        run.report.add(outcome)
         return outcome
 
 
@@ -259,8 +260,8 @@ class _UserStep:
             for (place, each), result in zip(group, results, strict=True):
                 if result is not each:
                     run.outcomes[place] = self._outcome(each, result, run.columns.setdefault(place, {}))
-                if self._count and (count := self._count(run.report, self.title, place, each, result)):
-                    run.if_kept.append((place, count))
+                if self._count and (if_kept := self._count(run.report, self.title, place, each, result)):
+                    run.if_kept.append((place, if_kept))
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
                 raise  # workers ignore Ctrl-C, so there the step has raised it

@@ -2,7 +2,8 @@
 
 Formats: WARC/1.0 and 1.1 (ISO 28500), uncompressed or compressed by gzip or zstd, usually with one member (frame) for each record.
 FastWARC parses the records. This module feeds it one member at a time, so that the offset of each record is known, and checks what FastWARC
-passes over in silence: records that are cut, or lack their length, or come after other bytes.
+passes over in silence: records that are cut, or lack their length, or come after other bytes. FastWARC finds the length and the type only
+under their usual names, but names are case-insensitive, so it gets them in this form.
 
 One record is in memory, up to the limit. A pass may start at a member. After damage, the next record is found by the first bytes of a
 member.
@@ -25,6 +26,9 @@ _MAX_HEADER = 1 << 20
 _BLOCK = 1 << 16
 _BEGIN = b"WARC/"
 _END_OF_HEADER = re.compile(rb"\r?\n\r?\n")
+_LENGTH = re.compile(rb"^Content-Length[ \t]*:[ \t]*(\d+)", re.IGNORECASE | re.MULTILINE)
+_NAMES = {name.lower(): name for name in (b"Content-Length", b"WARC-Type")}
+_NAME = re.compile(rb"^(?:content-length|warc-type)(?=[ \t]*:)", re.IGNORECASE | re.MULTILINE)
 _LONGEST_BEGIN = 32  # bytes of a first line, with the line feed before it
 _PATTERNS = {  # how a record begins in a file, by its compression
     None: re.compile(rb"(?<=\n)WARC/\d\.\d+\r?\n"),
@@ -124,6 +128,7 @@ class _Members:
         self._member: Any = None if compression_of(name) is None else self.stream.raw  # type: ignore[attr-defined]
         self._start = 0  # of the member, from `begin`
         self._chunk = b""  # was read, but not yet given to FastWARC
+        self._names = _UsualNames()
         self._damage: Exception | None = None  # of the next member
         self._is_open = False  # whether the member has more bytes
         self._at = 0  # of the current record in the member, or of the one that follows the last
@@ -151,7 +156,7 @@ class _Members:
     def _has_next(self) -> bool:
         if self._damage is not None:
             raise self._damage
-        self._is_open, self._at, self._last = True, 0, None
+        self._is_open, self._at, self._last, self._names = True, 0, None, _UsualNames()
         self._chunk = self._chunk or self._next_chunk()
         if self._member is not None:
             self._start = self._member.start
@@ -162,6 +167,12 @@ class _Members:
         return chunk
 
     def read(self, size: int = _BLOCK) -> bytes:
+        while not self._names.ready and (more := self._read_member()):
+            self._names.add(more)
+        return self._names.take(size)
+
+    def _read_member(self) -> bytes:
+        """Return the next bytes of the member, or none at its end."""
         if not self._chunk and self._is_open:
             try:
                 self._chunk = self._next_chunk()
@@ -175,7 +186,7 @@ class _Members:
                 self._damage, self._is_open = error, False
         if not self._is_open:
             return b""
-        given, self._chunk = self._chunk[:size], self._chunk[size:]
+        given, self._chunk = self._chunk, b""
         return given
 
     def tell(self) -> int:
@@ -212,6 +223,46 @@ class _Members:
         self._raw.seek(self._begin + at)
         header = _END_OF_HEADER.search(self._raw.read(_MAX_HEADER))
         return at + size + (header.end() + 4 if header else 0)
+
+
+class _UsualNames:
+    """A stream of records, in which the names that FastWARC looks for have their usual form. A header is held back until it is whole."""
+
+    def __init__(self) -> None:
+        self.ready = b""
+        self._header = b""  # its bytes so far
+        self._block = 0  # bytes to come in the block of a record
+
+    def add(self, data: bytes) -> None:
+        """Add the next bytes."""
+        ready = list[bytes]()
+        while data:
+            block, data = data[: self._block], data[self._block :]
+            self._block -= len(block)
+            ready.append(block)
+            if not data:
+                break
+            if not self._header:  # the line ends after a block come before the next member is read
+                header = data.lstrip()
+                ready.append(data[: len(data) - len(header)])
+                data = header
+            self._header += data
+            end = _END_OF_HEADER.search(self._header)
+            if end is None and len(self._header) <= _MAX_HEADER:
+                break
+            size = end.end() if end else len(self._header)
+            whole, data, self._header = self._header[:size], self._header[size:], b""
+            length = _LENGTH.search(whole)
+            self._block = int(length[1]) if length else 0
+            ready.append(_NAME.sub(lambda name: _NAMES[name[0].lower()], whole))
+        self.ready += b"".join(ready)
+
+    def take(self, size: int) -> bytes:
+        """Return the next bytes, or none at the end of the stream."""
+        if not self.ready:
+            self.ready, self._header = self._header, b""  # it is cut
+        given, self.ready = self.ready[:size], self.ready[size:]
+        return given
 
 
 def _find_record(file: SourceFile, after: int) -> int | None:

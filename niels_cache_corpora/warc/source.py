@@ -7,13 +7,13 @@ Types of records, charsets, and pages that the crawler has cut are counted in `r
 the report. `records` and `pages` describe the cost.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from importlib import metadata, util
 from typing import Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from niels_cache_assets.base.documents import Document, DropReport, describe_origin
 from niels_cache_assets.base.fingerprint import Identity
@@ -26,7 +26,7 @@ from niels_cache_assets.sources.reading.keep import KeepsColumns
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.step_use import KeptColumns
-from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.sources.types import CONVERT, Converted, StreamContext
 from niels_cache_corpora.warc.pages import (
     HTML,
     Extractor,
@@ -73,6 +73,7 @@ class Warc(HasKeepDamaged, KeepsColumns, GroupedFiles):
 
     endings = endings_with_compressions(".warc", ".wet")
 
+    is_watched = True
     source: Literal["warc"] = "warc"
     extractor: Literal["resiliparse", "trafilatura"] = "resiliparse"
     """What finds the main text: 'trafilatura' decides as FineWeb, and takes twenty times as long"""
@@ -85,6 +86,8 @@ class Warc(HasKeepDamaged, KeepsColumns, GroupedFiles):
     """Media types of the pages to read, as the crawler has identified them, or else the server"""
     max_document_mib: PositiveInt = 16
     """Maximum size in MiB of a record, also after decompression; larger ones are dropped (`record_too_large`)"""
+    seconds_per_page: PositiveFloat = 300
+    """Maximum time to extract the text of a page, in a corpus; slower ones are dropped (`page_too_slow`)"""
     encoding: str = "utf-8"
     """Python name of the encoding of pages that declare none; by default it is detected"""
     keep_damaged: bool = False
@@ -118,10 +121,11 @@ class Warc(HasKeepDamaged, KeepsColumns, GroupedFiles):
         files = FilePass(self.files_of(context), context)
         yield from batched(self._pages(files, context), files)
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], DropReport, list[tuple[str, Document]]]:
+    def convert(self, documents: list[Document]) -> Converted:
         """Extract the main text of pages.
 
-        A page without main text is dropped as `no_main_text`.
+        A page without main text is dropped as `no_main_text`. A page for which the extractor raises an error is dropped as
+        `extractor_failed`, and the title of its example is the error.
         """
         extract, dropped = Extractor(self.extractor, self.max_document_bytes), DropReport()
         converted, examples = [], []
@@ -134,13 +138,30 @@ class Warc(HasKeepDamaged, KeepsColumns, GroupedFiles):
                     text, problem = "", "record_too_large"
                 except (ImportError, MemoryError):  # of this machine, not of the page
                     raise
-                except Exception:  # one page among millions must not end a build
-                    text = ""
+                except Exception as error:  # one page among millions must not end a build
+                    title, text, problem = f"{type(error).__name__}: {error}", "", "extractor_failed"
             if text and not text.isspace():
                 converted.append(document._replace(text=text, title=title and valid_unicode(title)))
             else:
                 dropped.drop(problem, describe_origin(document), of_val=int(document.split == "val"))
                 examples.append((problem, document._replace(text=document.text[:_EXAMPLE_CHARACTERS], title=title)))
+        return converted, dropped, examples
+
+    def convert_watched(self, documents: list[Document], skipped: Collection[tuple[int, int]], mark: Any = None) -> Converted:
+        converted, dropped, examples = list[Document](), DropReport(), list[tuple[str, Document]]()
+        for place, document in enumerate(documents):
+            if (place, CONVERT) in skipped:
+                dropped.drop("page_too_slow", describe_origin(document), of_val=int(document.split == "val"))
+                examples.append(("page_too_slow", document._replace(text=document.text[:_EXAMPLE_CHARACTERS], title=None)))
+                continue
+            if mark is not None:
+                mark(place, CONVERT, self.seconds_per_page)
+            found, counts, more = self.convert([document])
+            converted += found
+            dropped.join(counts)
+            examples += more
+        if mark is not None:
+            mark(0, 0, 0)
         return converted, dropped, examples
 
     def gives_plain_text(self, document: Document) -> bool:

@@ -5,6 +5,7 @@ One test trains in a child process, as the command does; the others train in thi
 
 import json
 import re
+import signal
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.base.documents import Document, DropReport
+from niels_cache_assets.base.processes import InterruptRequested
 from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.detection import sources_of
@@ -39,7 +41,7 @@ BAD = [f"Buy cheap pills number {offer} now, click here to win {offer} times" fo
 TINY = ("--dim", "4", "--buckets", "50", "--word-ngrams", "2", "--lr", "1", "--epochs", "20")
 
 
-def train_here(lines: Path, model: Path, settings: TrainingSettings, *, progress: Callable[[float], None]) -> None:
+def train_here(lines: Path, model: Path, settings: TrainingSettings, *, progress: Callable[[float], None], files: object = ()) -> None:
     classifier_training.main({"lines": str(lines), "model": str(model), "settings": settings.for_fasttext()})
     progress(1.0)
 
@@ -101,7 +103,7 @@ def test_the_printed_entry_scores_a_data_set(own_folder: Path, capsys: pytest.Ca
     assert run(out="sub/q.bin") == 0
     printed = capsys.readouterr().out
     steps = tomllib.loads(printed[printed.index("steps = [") :])["steps"]
-    assert steps[0]["model"] == "sub/q.bin"
+    assert steps[0]["score"] == "sub/q.bin"
     assert steps[0]["label"] == "__label__hq"
     chain = DocumentChain(source=source_with(own_folder, *steps), cleaning=None)
     kept = [isinstance(each, Document) for each in chain.run(documents_of([GOOD[3], BAD[3]]), CleaningReport(seed=0))]
@@ -237,8 +239,10 @@ def test_unique_tokens_count_a_group_of_copies_once(new_file: NewFile) -> None:
         ({}, ("--on", "wikipedja"), ("wikipedja", "data set")),
         ({}, ("--tokenizer", "missing.model"), ("missing.model", "no such file")),
         ({}, ("--text-field", "content"), ("content",)),
+        ({}, ("--out", "bad.jsonl/q.bin"), ("bad.jsonl/q.bin: cannot be written", "--out")),
         ({"q.bin": []}, (), ("q.bin: is there already", "--force")),
         ({"q.bin.html": []}, (), ("q.bin.html: is there already", "--force")),
+        ({"q.bin.html": ["mine"]}, ("--force", "--good", "missing"), ("q.bin.html: is there already", "no page")),
     ],
 )
 def test_bad_input_is_one_line_and_no_file(
@@ -287,14 +291,18 @@ def test_data_sets_are_read_by_name_and_a_file_by_its_path(monkeypatch: pytest.M
     assert report["stays"]["tokens"] == 2
 
 
-@pytest.mark.parametrize(("error", "code", "said"), [(KeyboardInterrupt, 130, "interrupted"), (None, 2, "q.bin: ")])
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [(KeyboardInterrupt, 130, "interrupted"), (InterruptRequested, 143, "from the beginning"), (None, 1, "q.bin: ")],
+)
 def test_a_training_that_is_interrupted_or_fills_the_disk_leaves_the_older_file(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: type | None, code: int, said: str
 ) -> None:
     def interrupted(lines: Path, model: Path, *_: object, **__: object) -> None:
         model.write_bytes((GOLDEN / "softmax.bin").read_bytes()[:-1])
+        assert not [path for path in own_folder.iterdir() if path.name.startswith(".")], "a kill leaves nothing"
         if error is not None:
-            raise error
+            raise error(signal.SIGTERM)
 
     Path("q.bin").write_bytes(b"older")
     monkeypatch.setattr(classifier, "train", interrupted)
@@ -318,6 +326,7 @@ def test_without_the_extra_nothing_is_read(monkeypatch: pytest.MonkeyPatch, caps
         ("MemoryError: std::bad_alloc", 1, ("--buckets", "800.0 MB")),
         ("Progress: 3.1%", -9, ("--buckets", "800.0 MB")),
         ("ValueError: something else", 1, ("something else",)),
+        ("", 1, ("code 1",)),
     ],
 )
 def test_a_failure_of_fasttext_says_what_to_change(printed: str, code: int, facts: Sequence[str]) -> None:

@@ -127,11 +127,17 @@ def test_masks_count_kept_documents_and_hide_all_examples(tmp_path: Path) -> Non
     assert [row["excerpt"] for row in report.rows() if row["reason"].startswith("step:too_short")] == ["Few words of [email]."]
     assert isinstance(outcomes[3], Document)
     assert outcomes[3].text.endswith("Write to [email], or [phone].")
-    assert (report.masked, report.masked_documents) == ({"email": 1, "phone": 1}, 2)
+    assert (report.masked, report.masked_documents) == ({"email": 1, "phone": 1}, 1)
     assert {row["kind"]: row["after"] for row in report.mask_examples()} == {"email": ", or ", "phone": "."}
     assert report.languages == {"en": 2, "de": 1}
     _, report = run(tmp_path, {"mask": [*MASKS]}, {"filter": "too_short", "min_words": 1_000})
     assert (report.kept, report.masked) == (0, {})
+    steps = [{"normalize": ["entities"]}, {"mask": ["email"]}, {"filter": "too_short", "min_words": 10}]
+    texts = [*TEXTS, f"{PROSE * 4} ed@web.org and ann&#64;web.org", "Short ed@web.org"]
+    lenient = CleaningSettings(mask=("email",), skip=tuple({*REASONS, *NORMALIZERS} - {"empty", "unreadable"}))
+    _, report = run(tmp_path, "cleaning", *steps, texts=texts, cleaning=lenient)
+    assert (report.masked, report.masked_documents) == ({"email": 3}, 2), "without dropped documents, and each document once"
+    assert len(report.mask_examples()) == 2
 
 
 def test_steps_stand_on_both_sides_of_the_cleaning_and_repeat(tmp_path: Path) -> None:

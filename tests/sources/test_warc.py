@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,12 @@ pytest.importorskip("resiliparse", reason="needs the extra web")
 
 from fastwarc.stream_io import BrotliWriter
 
+from niels_cache_assets.base.documents import Document, DocumentBatch
 from niels_cache_assets.cli.detection import recognize
+from niels_cache_assets.corpus.chunks import ChunkWork, CorpusChunk
 from niels_cache_assets.sources.reading import rows
-from niels_cache_corpora.warc import records
+from niels_cache_assets.sources.types import CONVERT
+from niels_cache_corpora.warc import records, source
 from niels_cache_corpora.warc.pages import MAX_NESTED, is_nested_deeply, split_http
 from niels_cache_corpora.warc.source import COLUMNS, Warc
 from niels_cache_runtime.errors import NielsCacheError
@@ -68,11 +72,14 @@ PAGES = [response(f"{number}: {TEXT}", url=f"http://example.org/{number}", versi
 MEMBERS = [gzip.compress(each, mtime=0) for each in PAGES]
 OFFSETS = [sum(map(len, MEMBERS[:number])) for number in range(6)]
 WHOLE = b"".join(PAGES)
+LOWER = re.sub(rb"(?m)^(?:WARC-\w+(?:-\w+)*|Content-\w+)(?=: )", lambda name: name[0].lower(), WHOLE)  # also in the blocks
 FORMS: dict[str, Callable[[], tuple[str, bytes]]] = {
     "plain": lambda: ("a.warc", WHOLE),
     "members": lambda: ("a.warc.gz", b"".join(MEMBERS)),
     "one member": lambda: ("a.warc.gz", gzip.compress(WHOLE)),
     "blocks": lambda: ("a.warc.gz", b"".join(gzip.compress(WHOLE[start : start + 301]) for start in range(0, len(WHOLE), 301))),
+    "names in lower case": lambda: ("a.warc", LOWER),
+    "blocks, lower case": lambda: ("a.warc.gz", b"".join(gzip.compress(LOWER[at : at + 301]) for at in range(0, len(LOWER), 301))),
     "frames": lambda: ("a.warc.zst", b"".join(map(zstandard.compress, PAGES))),
 }
 
@@ -91,7 +98,7 @@ def test_pages_are_read_in_every_form_and_their_offsets_cut_them_from_the_file(t
             cut = gzip.decompress(cut)
         elif name.endswith(".zst"):
             cut = zstandard.ZstdDecompressor().decompressobj().decompress(cut)
-        assert cut[int(inside or 0) :].startswith(PAGES[row])
+        assert cut[int(inside or 0) :].lower().startswith(PAGES[row].lower())
     assert all(each.kept == f'{{"offset":"{each.source_id.rpartition("@")[2]}"}}' for each in documents)
     if form in ("members", "frames"):
         assert "+" not in "".join(each.source_id for each in documents)
@@ -344,3 +351,33 @@ def test_the_first_header_of_a_name_counts_and_a_block_without_status_line_is_no
     assert found is not None
     assert (found.status, found.headers, found.body) == (404, {"a": "b c"}, b"\nx")
     assert split_http(b"<html>") is None
+
+
+def test_a_line_of_a_block_that_looks_like_a_header_stays(tmp_path: Path) -> None:
+    lines = "WARC/1.0\ncontent-length: 5\nwarc-type: x\n\ncontent-length: 7\n\nWARC-type: y\n"
+    block = record("conversion", (lines + TEXT).encode(), media="text/plain")
+    (document, _), _ = read_one(tmp_path, (block + block).replace(b"Content-Length", b"CONTENT-length"), "a.warc.wet")
+    assert document.text == lines + TEXT
+
+
+def test_a_page_on_which_the_extractor_fails_hangs_or_dies_is_counted_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def extract(page: str, mime: str) -> tuple[str, str]:
+        if page.startswith("bad"):
+            raise ValueError("a bad page")
+        return "A title", page
+
+    monkeypatch.setattr(source, "Extractor", lambda name, limit: extract)
+    marks = list[tuple[int, int, float]]()
+    given = [Document(text, text, "a.warc", row, "text/html") for row, text in enumerate(("good", "bad", "slow", "end"))]
+    warc = Warc(files=["*.warc"], seconds_per_page=9)
+    work = ChunkWork(source=warc, seed=1, cleaning=None, signer=None)
+    chunk = work.skip_call(CorpusChunk(0, DocumentBatch.of(given)), 2, CONVERT, has_ended=False)
+    converted, dropped, examples = warc.convert_watched(given, chunk.skipped, lambda *call: marks.append(call))
+    assert warc.is_watched
+    assert [each.text for each in converted] == ["good", "end"]
+    assert dropped.dropped == {"extractor_failed": 1, "page_too_slow": 1}
+    assert dropped.facts["first_dropped"] == {"extractor_failed": "a.warc: row 1", "page_too_slow": "a.warc: row 2"}
+    assert [(reason, each.title) for reason, each in examples] == [("extractor_failed", "ValueError: a bad page"), ("page_too_slow", None)]
+    assert marks == [(0, CONVERT, 9), (1, CONVERT, 9), (3, CONVERT, 9), (0, 0, 0)]
+    with pytest.raises(NielsCacheError, match=r"a.warc: row 3: .*process.*where"):
+        work.skip_call(chunk, 3, CONVERT, has_ended=True)

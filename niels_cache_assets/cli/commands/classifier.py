@@ -84,6 +84,7 @@ docs/classifiers.md explains the numbers.""",
 def run(arguments: argparse.Namespace) -> None:
     """Train or evaluate, and write the page."""
     from niels_cache_assets.base.beside import load_beside
+    from niels_cache_assets.base.processes import no_resume
     from niels_cache_assets.cli.commands.tokenizer import open_model
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.detection import sources_of
@@ -100,6 +101,8 @@ def run(arguments: argparse.Namespace) -> None:
     for path in (model, page) if is_new else (page,):
         if path.is_dir() or (path.exists() and not arguments.force):
             raise NielsCacheError(f"{path}: is there already; replace it with --force, or name another file with --out")
+    pages = load_beside("pages", "page")
+    pages.require_page(page)
     registry, root = open_registry(arguments)
     classifier = load_beside("cleaning", "classifier")
     given = load_beside("cleaning", "classifier_inputs").documents_given(
@@ -107,10 +110,10 @@ def run(arguments: argparse.Namespace) -> None:
     )
     if arguments.tokenizer:
         given["tokenizer"] = open_model(arguments.tokenizer, registry, root)[1]
-    with transfer_steps("reading") as progress:
+    with no_resume(), transfer_steps("reading") as progress:
         evaluation = classifier.Evaluation(**given, held_out=held_out, similarity=registry.dedup.threshold, progress=progress)
         report = evaluation.train(model, arguments) if is_new else evaluation.run(model, arguments.label)
-    load_beside("pages", "page").write_page(page, load_beside("pages", "classifier").render(report))
+    pages.write_page(page, load_beside("pages", "classifier").render(report))
     if print_facts(arguments, report):
         return
     for line in classifier.lines_about(report):
