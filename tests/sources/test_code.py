@@ -320,13 +320,14 @@ def test_a_file_of_an_earlier_repository_is_a_copy_and_a_repository_of_copies_is
     write(tmp_path / "c", {"copied.py": own["m3.py"].replace("\n", " \r\n"), "new.py": "z = 1\n" * 40, "m1.py": "w = 2\n"})
     for folder in ("a", "d"):
         write(tmp_path / folder, {"LICENSE": "the same text"})
+    write(tmp_path / "d", {"version.py": own["m0.py"]})  # too short for a fork
     keys: dict[str, Any] = {"sample_by": "repository", "repositories": "subfolders", "val_frac": 0.0}
     documents, context = read(code(tmp_path, fork_share=0.8, copies="drop", **keys))
     assert [(each.file, len(kept(each)["files"])) for each in documents] == [("a", 11), ("c", 2), ("d", 1)]
-    assert dict(context.report.dropped) == {"code:fork": 10, "code:copy": 1}
+    assert dict(context.report.dropped) == {"code:fork": 10, "code:copy": 2}
     assert context.report.facts["forks"] == {"b": "copy of a"}
     assert [each.file for each in read(code(tmp_path, copies="drop", **keys))[0]] == ["a", "b", "c", "d"]
-    assert [len(kept(each)["files"]) for each in read(code(tmp_path, **keys))[0]] == [11, 10, 3, 1]
+    assert [len(kept(each)["files"]) for each in read(code(tmp_path, **keys))[0]] == [11, 10, 3, 2]
 
 
 WOODS, NUMBERS = ("ash", "birch", "cedar", "elm", "fir"), ("zero", "one", "two", "three")
@@ -474,5 +475,17 @@ def test_a_notebook_becomes_a_script_and_a_broken_one_is_none() -> None:
     of_julia = {"cells": cells[1:2], "metadata": {"kernelspec": {"language": "ocaml"}}}
     assert notebook_script(json.dumps(of_julia)) == "# %%\nx = 1\nx\n"
     assert notebook_script(json.dumps({"worksheets": [{"cells": [{"cell_type": "code", "input": "y"}]}]})) == "# %%\ny\n"
-    for broken in ("", "[]", "{}", '{"cells": 3}', '{"cells": [{}]}', '{"cells": [{"source": "x"}]}'):
+    for kept_as_it_is in (script, "x = 1\n# In[2]:\ny", "// %%\nlet x"):
+        assert notebook_script(kept_as_it_is) == kept_as_it_is
+    for broken in (
+        "",
+        "print(1)\n",
+        "version https://git-lfs.github.com/spec/v1\n",
+        '{"cells":\n# %%\n',
+        "[]",
+        "{}",
+        '{"cells": 3}',
+        '{"cells": [{}]}',
+        '{"cells": [{"source": "x"}]}',
+    ):
         assert notebook_script(broken) is None
