@@ -304,6 +304,8 @@ def test_rows_of_a_repository_come_together_and_one_split_has_all_of_them(tmp_pa
     splits = {each.file: each.split for each in documents}
     assert {(kept(each)["repo"], each.split) for each in single} == {*splits.items()}
     assert {kept(each)["license"] for each in single} == {"MIT"}
+    source = code(files, val_frac=0.3, keep=["repo", "stars", "license"])
+    assert [each for file in source.input_files() for each in read(source, files=[file])[0]] == single  # as parts read them
     code(files, sample_by="repository").check_input({})
     with pytest.raises(NielsCacheError, match="set path_field to one of: content, path"):
         code(files, path_field="where").check_input({})
