@@ -29,7 +29,16 @@ from niels_cache_cleaning.code_languages import language_of
 from niels_cache_runtime.errors import did_you_mean
 from niels_cache_runtime.format.layout import Bytes, Ints
 
-RULES = ("vendored", "generated", "minified", "data", "long_line", "mean_line", "alphanumeric")
+MEANINGS = {
+    "vendored": "the path has a folder of copies of other projects",
+    "generated": "a program wrote the file, by its first lines or its name",
+    "minified": "JavaScript or CSS without line ends",
+    "data": "JSON, XML or other data that is long, very short, or not mostly letters",
+    "long_line": "a line is longer than `max_line_length` characters",
+    "mean_line": "lines are longer than `max_mean_line_length` characters on average",
+    "alphanumeric": "the share of letters and digits is below `min_alphanumeric_share`",
+}
+RULES = tuple(MEANINGS)
 
 _VENDORED_NAMES = (
     "node_modules bower_components jspm_packages vendor vendors vendored _vendor _vendored third_party third-party thirdparty 3rdparty "
@@ -71,6 +80,14 @@ class Limits(NamedTuple):
     max_line_length: int = 1_000
     max_mean_line_length: float = 100
     min_alphanumeric_share: float = 0.25
+
+    def require_valid(self) -> None:
+        """Raise ValueError for a limit that is no number, or that the source `code` refuses."""
+        for name, value in self._asdict().items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{name} is {value!r}; set it to a number")
+        if self.max_line_length <= 0 or self.max_mean_line_length <= 0 or not 0 <= self.min_alphanumeric_share <= 1:
+            raise ValueError(f"the limits are {self._asdict()}; lengths are above 0, and a share is from 0 to 1")
 
 
 def problem_of(path: str, text: str, rules: Collection[str], limits: Limits) -> tuple[str, float | None] | None:
@@ -177,6 +194,7 @@ class CodeRules:
     def __init__(self, rules: Collection[str] = RULES, **limits: float) -> None:
         require_rules(rules)
         self._rules, self._limits = frozenset(rules), Limits(**limits)  # type: ignore[arg-type]
+        self._limits.require_valid()
 
     def __call__(self, document: Document) -> Document | Drop:
         path = _path_in(document.kept) or document.file

@@ -39,6 +39,15 @@ def _filter(value: Any, settings: Mapping[str, Any]) -> str:
     return str(value)
 
 
+def _code(value: Any, settings: Mapping[str, Any]) -> str:
+    from niels_cache_cleaning import code
+
+    _each("code", value, code.RULES)
+    _only("code", settings, code.Limits._fields)
+    code.Limits(**settings).require_valid()
+    return "code"
+
+
 def _mask(value: Any, settings: Mapping[str, Any]) -> str:
     _each("mask", value, MASKS)
     _only("mask", settings, ())
@@ -96,6 +105,15 @@ class Shipped(NamedTuple):
 
 
 SHIPPED = {
+    "code": Shipped(
+        "niels_cache_cleaning.code:CodeRules",
+        _code,
+        '{ code = ["generated", "long_line"], max_line_length = 500 }',
+        "The [rules for source code](code.md#which-files-are-dropped) with these names, by the kept column `path` or the name of the file; "
+        "`max_line_length`, `max_mean_line_length`, `min_alphanumeric_share`",
+        "the rule, such as `long_line`",
+        "rules",
+    ),
     "filter": Shipped(
         "niels_cache_cleaning.steps:Filter",
         _filter,
@@ -182,6 +200,10 @@ def meaning_of(reason: str) -> str:
         from niels_cache_cleaning.profiles import MEANINGS
 
         return MEANINGS.get(detail, "")
+    if name == "code" and detail:
+        from niels_cache_cleaning import code
+
+        return code.MEANINGS.get(detail, "")
     if name in REASONS:
         from niels_cache_assets.base.reasons import explain
 

@@ -128,12 +128,15 @@ class TracedCache:
         with suppress(NielsCacheError):  # the tokens may be elsewhere
             split = open_split(self._split)
             shard = [Path(each).name for each in split.shards].index(Path(str(origin.file)).name)
-            end, count = (origin.offset or 0) + 1, origin.document_offset + 1
-            tokens = list[int]()
-            while len(tokens) < count:
-                tokens = split.tokens.shards[shard][max(0, end - count + len(tokens)) : end].tolist() + tokens
-                shard, end = shard - 1, len(split.tokens.shards[shard - 1])
-            return load_beside("corpora", "code.joining").path_at_end(self.tokenizer.decode(tokens), lineage.kept, start)
+            at, tokens, decode = (origin.offset or 0) - origin.document_offset, list[int](), self.tokenizer.decode
+            while at < 0:
+                shard -= 1
+                at += len(split.tokens.shards[shard])
+            while len(tokens) < lineage.tokens:
+                tokens += split.tokens.shards[shard][at : at + lineage.tokens - len(tokens)].tolist()
+                shard, at = shard + 1, 0
+            place = len(decode(tokens[: origin.document_offset + 1]))
+            return load_beside("corpora", "code.joining").path_at(decode(tokens), place, lineage.kept, start)
         return None
 
     def file(self, origin: TokenOrigin) -> str:

@@ -1,12 +1,15 @@
 """Copies of files between repositories, and forks: repositories that are mostly copies of one earlier repository.
 
 Files are equal if all characters are, without white space at the ends of lines. The first repository by name keeps its files. The caller
-leaves out texts of licences, which unrelated repositories share. A file takes about 150 bytes of memory during the whole pass: 10 million
+leaves out texts of licences, which unrelated repositories share. What is left of a repository may be a line with its version, which they
+share too, so a fork has at least 1,000 characters. A file takes about 150 bytes of memory during the whole pass: 10 million
 files take 1.5 GB.
 """
 
 import hashlib
 from collections import Counter
+
+_MIN_CHARACTERS = 1_000  # of a fork
 
 
 class Copies:
@@ -51,7 +54,7 @@ class RepositoryCopies:
     def original(self, share: float) -> str | None:
         """Return the earlier repository that has at least this share of the characters, or None."""
         for owner, characters in self._shared.most_common(1):
-            if characters >= share * self._characters:
+            if self._characters >= _MIN_CHARACTERS and characters >= share * self._characters:
                 return self._seen.names[owner]
         return None
 

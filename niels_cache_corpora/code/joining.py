@@ -196,21 +196,36 @@ def join_files(files: Iterable[tuple[str, str]], *, start: str, max_characters: 
         yield JoinedFiles(start + "".join(parts), paths)
 
 
-def path_at_end(text: str, kept: str | None, file_start: str) -> str | None:
-    """Return the path of the file in which the beginning of a document ends, by the markers of its files. Return None if it is before them.
+def path_at(text: str, place: int, kept: str | None, file_start: str) -> str | None:
+    """Return the path of the file that a place in a document is in, by the markers of its files. Return None if this is not certain.
+
+    It is not before the first marker, in a marker, and where a file may begin earlier or later: because its marker was changed, by a mask
+    for example, or is in the text once more.
 
     Args:
-        text: The beginning of the document.
+        text: The document.
+        place: A number of characters.
         kept: Its kept values, with its paths as `files`.
         file_start: The template of the markers.
     """
-    paths = json.loads(kept).get("files") if kept else None
-    found, place = None, 0
-    for path in paths or ():
-        parts = [each if each in _NAMES else re.escape(each) for each in re.split(r"(\{\w+\})", file_start)]
-        marker = re.compile("".join(_NAMES.get(each, each) for each in parts).replace("\0", re.escape(path)))
-        match = marker.search(text, place)
-        if match is None:
-            break
-        found, place = path, match.end()
-    return found
+    paths = (json.loads(kept).get("files") if kept else None) or ()
+    markers, spans, end = [_marker(path, file_start) for path in paths], list[tuple[int, int] | None](), 0
+    for marker in markers:  # the earliest begin of each file
+        match = marker.search(text, end)
+        spans.append(match and match.span())
+        end = match.end() if match else end
+    following: int | None = len(text)
+    last = len(text)
+    for path, marker, span in reversed([*zip(paths, markers, spans, strict=True)]):  # the latest one
+        if span is not None:
+            *_, match = marker.finditer(text, span[0], last)
+            if following is not None and match.end() <= place <= following:
+                return str(path)
+            last = match.start()
+        following = span and span[0]
+    return None
+
+
+def _marker(path: str, file_start: str) -> re.Pattern[str]:
+    parts = [each if each in _NAMES else re.escape(each) for each in re.split(r"(\{\w+\})", file_start)]
+    return re.compile("".join(_NAMES.get(each, each) for each in parts).replace("\0", re.escape(path)))

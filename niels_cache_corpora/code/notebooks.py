@@ -7,15 +7,23 @@
     the_code = "of a cell"
 
 Outputs and raw cells are left out. In another language than Python, its comments begin the lines.
+
+Some data sets have such scripts under the name of the notebook. They are recognized by the mark of a cell, also that of nbconvert
+(`# In[1]:`), and stay as they are.
 """
 
 import json
+import re
 
 from niels_cache_assets.base.beside import load_beside
 
+_CELL = re.compile(r"^(?:#|//|--|%|;) ?(?:%%|In ?\[[\d ]*\]:)", re.MULTILINE)
+
 
 def notebook_script(text: str) -> str | None:
-    """Return a notebook as a script, or None if it is not a notebook of Jupyter, version 3 or 4."""
+    """Return a notebook of Jupyter, version 3 or 4, as a script, or a script as it is. Return None if the text is neither."""
+    if not text.lstrip().startswith(("{", "[")) and _CELL.search(text):
+        return text
     try:
         notebook = json.loads(text)
         cells = notebook["cells"] if "cells" in notebook else [cell for sheet in notebook["worksheets"] for cell in sheet["cells"]]

@@ -6,9 +6,11 @@
 
 Folders are read one file after the other, and a pass can begin at a file. For documents of several files, all texts of one repository are
 held: in memory up to 64 MB, and beyond that in a temporary file.
+
+A part of a data set has whole files, or whole repositories if these are joined. Each pass lists all repositories, because these decide val.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from tempfile import SpooledTemporaryFile
 from typing import Any, Literal, NamedTuple, Self
@@ -20,11 +22,12 @@ from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
 from niels_cache_assets.sources.reading.encodings import DecodesText, DecodingCounts, decode
-from niels_cache_assets.sources.reading.files import SourceFile, file_errors, find_files, valid_unicode
+from niels_cache_assets.sources.reading.file_source import list_files_for_plan, locate_listed_files
+from niels_cache_assets.sources.reading.files import SourceFile, file_errors, files_digest, find_files, valid_unicode
 from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import batched, parquet_rows, row_id, text_problem
-from niels_cache_assets.sources.types import ConfigPath, PretrainSource, Siblings, StreamContext
+from niels_cache_assets.sources.types import ConfigPath, ListedFile, Siblings, SourceWithParts, StreamContext
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_corpora.code.copies import Copies
 from niels_cache_corpora.code.joining import Import, import_order, imports_of, join_files
@@ -64,7 +67,19 @@ class _CodeText(NamedTuple):
     columns: Mapping[str, Any]
 
 
-class Code(HasColumns, DecodesText, PretrainSource):
+class _RepositoryFiles(SourceFile):
+    """A repository, which a plan of parts lists like a file. Its address is empty, and it is found by its name."""
+
+    files: Sequence[SourceFile]
+
+    def size(self) -> int:
+        return sum(file.size() for file in self.files)
+
+    def digest(self) -> str:
+        return files_digest(self.files)
+
+
+class Code(HasColumns, DecodesText, SourceWithParts):
     """Source code in folders, git checkouts, or Parquet files like those of The Stack ([how](code.md)).
 
     `keep` and `where` may name `language`, `license`, `path`, `repo` and `commit`, and columns of the Parquet files.
@@ -161,6 +176,21 @@ class Code(HasColumns, DecodesText, PretrainSource):
             raise ValueError(f"{own[0]} is for Parquet files; remove it")
         return self
 
+    def _refuse_for_parts(self) -> None:
+        if self.added:
+            raise ValueError("added would choose val among the new repositories alone; put them into files, or make a data set of them")
+        if self.sample_by == "repository" and self.reads_parquet:
+            raise ValueError(
+                "parts would tear the repositories of Parquet files, whose rows are brought together by one sort; remove parts, or set "
+                'sample_by = "file"'
+            )
+        if self.copies == "drop" or self.fork_share is not None:
+            raise ValueError(
+                "copies and fork_share compare a repository with all before it, and a part has only its own; remove parts, or remove them "
+                'and set prepare = ["dedup"]'
+            )
+        super()._refuse_for_parts()
+
     def identity(self) -> Identity:
         """Return the identity, with `val_frac` under a second name: a corpus depends on it, because documents have their split here."""
         share = self.seeded_val_frac
@@ -178,6 +208,32 @@ class Code(HasColumns, DecodesText, PretrainSource):
             return find_files(self.files, (".parquet",))
         binary = load_beside("cleaning", "code_languages").is_binary_name
         return [file for each in self._listed() for path, file in each.files.items() if not binary(path)]
+
+    def _units(self) -> list[SourceFile]:
+        """Return what parts divide: files, or repositories if their files are joined."""
+        if self.sample_by == "file" or self.reads_parquet:
+            return self.input_files()
+        binary, units = load_beside("cleaning", "code_languages").is_binary_name, list[SourceFile]()
+        for each in self._listed():
+            unit = _RepositoryFiles("", each.name)
+            unit.files = [file for path, file in each.files.items() if not binary(path)]
+            units.append(unit)
+        return units
+
+    def list_files(self, revision: str | None, *, group: int = 0, hashed: bool = True) -> list[ListedFile]:
+        return list_files_for_plan(self._units(), None, hashed=hashed)
+
+    def revision_of_files(self, number: int, revision: str | None) -> str | None:
+        return revision
+
+    def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
+        return locate_listed_files(self._units(), files)
+
+    def file_reader(self, names: Sequence[str]) -> Self:
+        return self
+
+    def text_field_of(self, files: Sequence[SourceFile]) -> None:
+        """Return None: the columns of Parquet files have keys of their own."""
 
     def revision(self, siblings: Siblings) -> str | None:
         """Return the digest of the files, with the commits of checkouts, which are in `facts`."""
@@ -230,19 +286,41 @@ class _Reading:
         self._copies = Copies()
 
     def folder_documents(self, repositories: Sequence[Repository]) -> Iterator[list[Document]]:
-        """Yield the documents of repositories on disk."""
+        """Yield the documents of repositories on disk, or of the files of this part."""
         self._choose_splits([each.name for each in repositories])
-        self._record(repositories)
+        begun = self._begun(repositories)
+        self._record(begun)
         if self._context.start is None:
-            for repository in repositories:
+            for repository in begun:
                 for path, file in repository.files.items():
                     if self._languages.is_binary_name(path):
                         self._drop("binary", file.name)
         if self._source.sample_by == "file":
             owner = {file.name: (each, path) for each in repositories for path, file in each.files.items()}
-            files = FilePass(self._source.input_files(), self._context, notes_empty=False)
+            files = FilePass(self._files_of_pass(self._source.input_files), self._context, notes_empty=False)
             return batched(self._single_files(files, owner), files)
-        return batched(document for each in repositories for document in self._joined(each.name, self._files_of(each)))
+        return batched(document for each in begun for document in self._joined(each.name, self._files_of(each)))
+
+    def _files_of_pass(self, every: Callable[[], Sequence[SourceFile]]) -> Sequence[SourceFile]:
+        return every() if self._context.files is None else self._context.files
+
+    def _begun(self, repositories: Sequence[Repository]) -> list[Repository]:
+        """Return the repositories whose first file is read in this part, so that each is counted once.
+
+        One without such files goes with the one before.
+        """
+        if self._context.files is None:
+            return [*repositories]
+        own, begun = {file.name for file in self._context.files}, list[Repository]()
+        if self._source.sample_by == "repository":
+            return [each for each in repositories if each.name in own]
+        read = [[file.name for path, file in each.files.items() if not self._languages.is_binary_name(path)] for each in repositories]
+        first = next(names[0] for names in read if names)
+        for each, names in zip(repositories, read, strict=True):
+            first = names[0] if names else first
+            if first in own:
+                begun.append(each)
+        return begun
 
     def _record(self, repositories: Sequence[Repository]) -> None:
         """Record commits in the facts."""
@@ -400,7 +478,7 @@ class _Reading:
         fields = _ParquetFields(self._source, found)
         if self._source.sample_by == "file":
             self._choose_splits(self._repositories_in(found, fields) if self._source.seeded_val_frac else ())
-            files = FilePass(found, self._context)
+            files = FilePass(self._files_of_pass(lambda: found), self._context)
             yield from batched(self._row_files(files, fields), files)
             return
         names = set[str]()

@@ -38,6 +38,7 @@ def run(
         ({"filter": "not_english", "languages": ["de"]}, "not_english", {"step:not_english": 3}),
         ({"filter": "redirect", "name": "wiki"}, "wiki", {}),
         ({"languages": ["en"]}, "languages", {"step:languages:other_language": 1, "step:languages:unknown_language": 1}),
+        ({"code": ["generated", "long_line"], "max_line_length": 50}, "code", {"step:code:long_line": 3}),
         ({"mask": ["email"]}, "mask", {}),
         ({"normalize": ["entities"]}, "normalize", {}),
         ({"profile": "c4"}, "c4", {"step:c4:too_few_sentences": 1}),
@@ -61,6 +62,10 @@ def test_each_form_is_a_step_with_its_name_and_reasons(tmp_path: Path, entry: di
         ({"filter": "too_short", "min_words": -1}, "min_words: "),
         ({"filter": "redirect", "min_words": 3}, "it has none"),
         ({"fliter": "too_short"}, "did you mean 'filter'"),
+        ({"code": ["generate"]}, "did you mean 'generated'"),
+        ({"code": ["data"], "max_line": 5}, "code has no key 'max_line'; did you mean 'max_line_length'"),
+        ({"code": ["data"], "max_line_length": 0}, "lengths are above 0"),
+        ({"code": ["data"], "max_line_length": "9"}, "set it to a number"),
         ({"mask": "email"}, "write a list of email, ip"),
         ({"mask": ["emial"]}, "did you mean 'email'"),
         ({"mask": ["email"], "profile": "c4"}, "mask has no key 'profile'"),
@@ -70,7 +75,7 @@ def test_each_form_is_a_step_with_its_name_and_reasons(tmp_path: Path, entry: di
         ({"score": "a.bin"}, "add the label"),
         ({"score": {"label": "x"}}, "score has no model"),
         ({"score": {"model": "a.bin", "lable": "x"}}, "did you mean 'label'"),
-        ({"name": "x"}, "one of filter, languages, mask, normalize, profile, score"),
+        ({"name": "x"}, "one of code, filter, languages, mask, normalize, profile, score"),
     ],
 )
 def test_wrong_entries_are_refused(tmp_path: Path, entry: dict[str, Any], words: str) -> None:
@@ -189,5 +194,6 @@ def test_reasons_of_shipped_steps_have_a_meaning() -> None:
     assert "fewer than 50 words" in explain("step:fineweb:gopher_short_doc")
     assert explain("step:too_short:min_words") == explain("too_short")
     assert "language" in explain("step:languages:other_language")
+    assert "longer than" in explain("step:code:long_line")
     assert explain("step:mine:few words") == explain("step")
     assert all(row.use.partition(":")[0].startswith("niels_cache_cleaning.") for row in SHIPPED.values())

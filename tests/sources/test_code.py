@@ -6,23 +6,33 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.base.documents import Document
+from niels_cache_assets.inspection.origins import TracedCache
+from niels_cache_assets.parts.layout import parts_dir
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_cleaning.code import RULES, CodeRules, Limits, problem_of
 from niels_cache_cleaning.code_languages import language_of
-from niels_cache_corpora.code.joining import import_order, imports_of, join_files, path_at_end
+from niels_cache_cleaning.masks import MASKS, mask
+from niels_cache_corpora.code.joining import import_order, imports_of, join_files, path_at
 from niels_cache_corpora.code.licensing import RepositoryLicenses, is_allowed, joined
 from niels_cache_corpora.code.listing import Repository, find_repositories
 from niels_cache_corpora.code.notebooks import notebook_script
 from niels_cache_corpora.code.sorting import RUNS, sorted_rows
 from niels_cache_corpora.code.source import Code
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, documents_name
+from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.loader.loader import TokenLoader
+from tests.helpers.parts_project import NAME, build, stream_of
 from tests.helpers.read_sources import read
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"  # Apache-2.0
@@ -246,11 +256,24 @@ def test_a_repository_is_a_document_with_markers_by_which_the_file_of_each_chara
     assert files.index("lib/tools.py") < files.index("main.py")
     assert f"== lib/tools.py (python) ==\n{TOOLS}\n" in document.text
     assert document.text.startswith(f"oak:\n== {files[0]} (python) ==\n")
-    begins = document.text.index(MAIN)
-    assert path_at_end(document.text[: begins + 5], document.kept, source.file_start) == "main.py"
-    assert path_at_end(document.text[: document.text.index(TOOLS) + 1], document.kept, source.file_start) == "lib/tools.py"
-    assert path_at_end(document.text[:3], document.kept, source.file_start) is None
+    for path, content in (("main.py", MAIN), ("lib/tools.py", TOOLS)):
+        begin = document.text.index(content)
+        assert {path_at(document.text, begin + place, document.kept, source.file_start) for place in (0, 5, len(content))} == {path}
+    assert path_at(document.text, 3, document.kept, source.file_start) is None
     assert source.describe()["file_start"] == source.file_start
+
+
+@pytest.mark.parametrize(("kinds", "lost"), [((), 0), (("email",), 2), (MASKS, 3)])
+def test_a_masked_marker_and_one_that_is_in_the_text_name_no_wrong_file(kinds: tuple[str, ...], lost: int) -> None:
+    contents = {"a.py": "A" * 30, "of jo@web.org": "B" * 30, "93.184.216.34/c.py": "C" * 30, "d.py": "D" * 30, "e.py": "E\n# e.py\nFF"}
+    [(text, paths)] = join_files(((path, f"# {path}\n{content}\n") for path, content in contents.items()), start="", max_characters=10**6)
+    masked, spans = mask(text, kinds)
+    assert len(spans) == max(0, lost - 1)
+    found: dict[str, set[str | None]] = {}
+    for place, character in enumerate(masked, 1):
+        found.setdefault(character, set()).add(path_at(masked, place, json.dumps({"files": paths}), "# {path}\n"))
+    expected = [None if number < lost else path for number, path in enumerate(paths)]
+    assert [found[character] for character in "ABCDEF"] == [{path} for path in (*expected[:4], None, "e.py")]
 
 
 def stack(folder: Path) -> Path:
@@ -281,6 +304,8 @@ def test_rows_of_a_repository_come_together_and_one_split_has_all_of_them(tmp_pa
     splits = {each.file: each.split for each in documents}
     assert {(kept(each)["repo"], each.split) for each in single} == {*splits.items()}
     assert {kept(each)["license"] for each in single} == {"MIT"}
+    source = code(files, val_frac=0.3, keep=["repo", "stars", "license"])
+    assert [each for file in source.input_files() for each in read(source, files=[file])[0]] == single  # as parts read them
     code(files, sample_by="repository").check_input({})
     with pytest.raises(NielsCacheError, match="set path_field to one of: content, path"):
         code(files, path_field="where").check_input({})
@@ -297,13 +322,71 @@ def test_a_file_of_an_earlier_repository_is_a_copy_and_a_repository_of_copies_is
     write(tmp_path / "c", {"copied.py": own["m3.py"].replace("\n", " \r\n"), "new.py": "z = 1\n" * 40, "m1.py": "w = 2\n"})
     for folder in ("a", "d"):
         write(tmp_path / folder, {"LICENSE": "the same text"})
+    write(tmp_path / "d", {"version.py": own["m0.py"]})  # too short for a fork
     keys: dict[str, Any] = {"sample_by": "repository", "repositories": "subfolders", "val_frac": 0.0}
     documents, context = read(code(tmp_path, fork_share=0.8, copies="drop", **keys))
     assert [(each.file, len(kept(each)["files"])) for each in documents] == [("a", 11), ("c", 2), ("d", 1)]
-    assert dict(context.report.dropped) == {"code:fork": 10, "code:copy": 1}
+    assert dict(context.report.dropped) == {"code:fork": 10, "code:copy": 2}
     assert context.report.facts["forks"] == {"b": "copy of a"}
     assert [each.file for each in read(code(tmp_path, copies="drop", **keys))[0]] == ["a", "b", "c", "d"]
-    assert [len(kept(each)["files"]) for each in read(code(tmp_path, **keys))[0]] == [11, 10, 3, 1]
+    assert [len(kept(each)["files"]) for each in read(code(tmp_path, **keys))[0]] == [11, 10, 3, 2]
+
+
+WOODS, NUMBERS = ("ash", "birch", "cedar", "elm", "fir"), ("zero", "one", "two", "three")
+
+
+def wood(folder: Path, model: Path, parts: int, settings: str) -> Graph:
+    """Return the artifacts for five repositories. File n of a repository has lines of the digit n, which is nowhere else."""
+    for repository in WOODS:
+        write(folder / "wood" / repository, {f"{name}.py": f"{digit} " * 40 for digit, name in enumerate(NUMBERS)} | {"a.png": b"\0"})
+    write(folder / "wood" / "pictures", {"b.png": b"\0", "c.png": b"\0"})
+    config = folder / f"cache{parts}.toml"
+    config.write_text(
+        f"[dagster]\nplots = false\n[tokenizer]\nmodel = {json.dumps(str(model))}\n[build]\nshard_bytes = 512\nthreads = 1\nseed = 7\n"
+        f'[pretrain.{NAME}]\nsource = "code"\nfiles = ["wood"]\nrepositories = "subfolders"\nparts = {parts}\n{settings}\n'
+    )
+    return graph(load_registry(config=str(config)), folder / f"cache{parts}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "documents", "torn"),
+    [('sample_by = "repository"\nmax_characters = 200', {"train": 6, "val": 4}, 0), ('keep = ["repo"]', {"train": 12, "val": 8}, 2)],
+)
+def test_parts_have_the_documents_and_the_val_of_a_whole_build(
+    tmp_path: Path, tiny_model: Path, settings: str, documents: dict[str, int], torn: int
+) -> None:
+    for parts in (1, 3):
+        build(wood(tmp_path, tiny_model, parts, f"{settings}\nval_frac = 0.4"))
+    whole, joined = (tmp_path / f"cache{parts}/pretrain" / NAME for parts in (1, 3))
+    meta = read_meta(joined / META_NAME)
+    assert len(meta["parts"]) == 3
+    assert stream_of(joined) == stream_of(whole)
+    assert meta["documents"] == read_meta(whole / META_NAME)["documents"] == documents
+    assert meta["dropped"] == read_meta(whole / META_NAME)["dropped"] == {"code:binary": 7}
+    in_parts = [
+        {json.loads(each)["repo"] for split in SPLITS for each in pq.read_table(part / documents_name(split))["kept"].to_pylist()}
+        for part in parts_dir(tmp_path / "cache3", NAME).glob("part-*")
+    ]
+    assert {*WOODS} == set.union(*in_parts)
+    assert sum(map(len, in_parts)) - len(WOODS) == torn
+
+
+def test_the_files_of_a_divided_repository_are_found_in_several_parts_and_shards(tmp_path: Path, tiny_model: Path) -> None:
+    build(wood(tmp_path, tiny_model, 2, 'sample_by = "repository"\nmax_characters = 200\nval_frac = 0'))
+    folder = tmp_path / f"cache2/pretrain/{NAME}/train"
+    windows = read_meta(folder.parent / META_NAME)["train_tokens"] // 32 - 1
+    rows, shards = TokenLoader(str(folder), T=32, B=windows, seed=3, shuffle=False).trace(0), set[tuple[str, str]]()
+    cache, found = TracedCache(NAME, folder, np.arange(10)), set[tuple[str, str]]()
+    assert cache.tokenizer is not None
+    for origin in (rows.token(row, column) for row in range(windows) for column in range(0, 32, 7)):
+        digit = cache.tokenizer.decode([origin.token]).strip()
+        if digit in "0123" and digit:
+            lineage = cache.lineage[origin.document or 0]
+            assert cache.path(origin) == f"{NUMBERS[int(digit)]}.py"
+            found.add((lineage.file, digit))
+            shards.add((lineage.file, str(origin.file)))
+    assert found == {(repository, digit) for repository in WOODS for digit in "0123"}
+    assert len(shards) > len(WOODS)
 
 
 def test_a_sort_in_many_runs_gives_the_rows_in_order() -> None:
@@ -325,6 +408,9 @@ def test_a_sort_in_many_runs_gives_the_rows_in_order() -> None:
         ({"path_field": "p"}, "path_field"),
         ({"copies": "drop"}, "sample_by"),
         ({"files": ["a", "b/*.parquet"]}, "make a data set of each"),
+        ({"parts": 2, "files": ["b/*.parquet"], "sample_by": "repository"}, "remove parts"),
+        ({"parts": 2, "sample_by": "repository", "copies": "drop"}, "and set prepare"),
+        ({"added": [{"files": ["b"]}]}, "put them into files"),
     ],
 )
 def test_a_table_that_contradicts_itself_is_refused(keys: dict[str, Any], message: str) -> None:
@@ -391,5 +477,17 @@ def test_a_notebook_becomes_a_script_and_a_broken_one_is_none() -> None:
     of_julia = {"cells": cells[1:2], "metadata": {"kernelspec": {"language": "ocaml"}}}
     assert notebook_script(json.dumps(of_julia)) == "# %%\nx = 1\nx\n"
     assert notebook_script(json.dumps({"worksheets": [{"cells": [{"cell_type": "code", "input": "y"}]}]})) == "# %%\ny\n"
-    for broken in ("", "[]", "{}", '{"cells": 3}', '{"cells": [{}]}', '{"cells": [{"source": "x"}]}'):
+    for kept_as_it_is in (script, "x = 1\n# In[2]:\ny", "// %%\nlet x"):
+        assert notebook_script(kept_as_it_is) == kept_as_it_is
+    for broken in (
+        "",
+        "print(1)\n",
+        "version https://git-lfs.github.com/spec/v1\n",
+        '{"cells":\n# %%\n',
+        "[]",
+        "{}",
+        '{"cells": 3}',
+        '{"cells": [{}]}',
+        '{"cells": [{"source": "x"}]}',
+    ):
         assert notebook_script(broken) is None
