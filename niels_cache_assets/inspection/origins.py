@@ -84,7 +84,11 @@ class TracedCache:
         self.unit = "example" if packs else "document"
         self.notes: list[str] = []
         self.lineage = self._read_lineage(examples_name(split) if packs else documents_name(split), documents)
-        self.tokenizer = self._open_tokenizer()
+        path = self._split.parent / META_NAME
+        meta = read_meta(path) if path.exists() else {}
+        source = meta.get("source")  # an imported cache has none
+        self._file_start = source.get("file_start") if isinstance(source, dict) else None
+        self.tokenizer = self._open_tokenizer(meta.get("tokenizer_sha256"))
         self._special = frozenset(self.tokenizer.special_token_ids().values()) if self.tokenizer else frozenset()
 
     def _read_lineage(self, file: str, documents: Ints) -> dict[int, Lineage]:
@@ -95,9 +99,8 @@ class TracedCache:
         self.notes.append(f"{self.name}: source ids are unknown, because there is no {missing[0]}")
         return {}
 
-    def _open_tokenizer(self) -> TextTokenizer | None:
-        meta, root = self._split.parent / META_NAME, self._split.parent.parent.parent
-        used = read_meta(meta).get("tokenizer_sha256") if meta.exists() else None
+    def _open_tokenizer(self, used: str | None) -> TextTokenizer | None:
+        root = self._split.parent.parent.parent
         if used is None:
             self.notes.append(f"{self.name}: showing token ids, because no meta.json names the tokenizer")
         elif used != current_tokenizer_sha256(self._split.parent) or not built_model(tokenizer_dir(root)).exists():
@@ -118,12 +121,8 @@ class TracedCache:
 
     def path(self, origin: TokenOrigin) -> str | None:
         """Return the file of a repository that a token is from, if its document has several files (`code`), and None if this is unknown."""
-        lineage = self.lineage.get(origin.document or 0)
-        if lineage is None or self.tokenizer is None or origin.document_offset is None:
-            return None
-        source = read_meta(self._split.parent / META_NAME).get("source")  # an imported cache has none
-        start = source.get("file_start") if isinstance(source, dict) else None
-        if start is None:
+        lineage, start = self.lineage.get(origin.document or 0), self._file_start
+        if start is None or lineage is None or self.tokenizer is None or origin.document_offset is None:
             return None
         with suppress(NielsCacheError):  # the tokens may be elsewhere
             split = open_split(self._split)
