@@ -216,6 +216,7 @@ def test_a_stop_of_its_launch_ends_a_worker_that_begins_later(root: Root, capsys
     assert main([*words, "cd34"]) == 0
 
 
+@pytest.mark.walk  # a build of all parts in processes of their own
 def test_a_whole_data_set_is_built_without_dagster(workers: Workers, tmp_path: Path) -> None:
     """By real interpreters, whose output is closed or a full device for some of them."""
     workers.graph(tmp_path.name)
