@@ -75,7 +75,6 @@ def files_with_canary(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in files if CANARY.encode() in path.read_bytes()]
 
 
-@pytest.mark.walk  # builds, exports and publishes everything
 def test_a_canary_is_only_in_the_cache_and_the_sources(
     project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
