@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.documents import object_array
 from niels_cache_assets.corpus.layout import CUTS, duplicates_file
 from niels_cache_assets.corpus.prepared import PreparedCorpus
@@ -167,7 +167,7 @@ def write_cuts(
     Raises:
         NielsCacheError: If a corpus is replaced, or cannot be read.
     """
-    module = import_module(f"niels_cache_repeats.{step}")
+    module = load_beside("repeats", step)
     texts = ComparedTexts(corpora)
     found = module.find_cuts(texts, settings, scratch=scratch, report=report)
     counts: dict[str, Any] = {}

@@ -29,6 +29,8 @@ from niels_cache_assets.steps.identity import is_stateful
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 
+_SHOWN = ("source_id", "title", "file", "row", "text")
+
 
 def ordinal_of(prepared: PreparedCorpus, source_id: str) -> int | None:
     """Return the ordinal of the first document with this id in a corpus, or None."""
@@ -70,9 +72,7 @@ def explain_document(registry: Registry, name: str, source_id: str, *, root: Pat
         path = prepared.duplicates_directory / duplicates_file(name)
         row = rows_at([path], [int(np.searchsorted(dropped, ordinal))], list(DUPLICATES)).popitem()[1]
         key = row["because_dataset"], row["because_ordinal"]
-        kept = documents_at(root, [key], {key[0]: find_corpus(registry, root, key[0])[1]}, ["source_id", "title", "file", "row", "text"])[
-            key
-        ]
+        kept = documents_at(root, [key], {key[0]: find_corpus(registry, root, key[0])[1]}, _SHOWN)[key]
         value = row["similarity"] if row["kind"] == "near" else None
         return {**found, "reason": f"{row['kind']}_duplicate", "value": value, "because": {"dataset": key[0], **kept}}
     cuts = {cut.step: cut.within(ordinal, ordinal + 1) for cut in prepared.cuts}
@@ -133,4 +133,4 @@ def _documents(corpus: Corpus, prepared: PreparedCorpus, source_id: str) -> Iter
 
 
 def _shown(document: Document) -> dict[str, Any]:
-    return {key: getattr(document, key) for key in ("source_id", "title", "file", "row", "text")}
+    return {key: getattr(document, key) for key in _SHOWN}
