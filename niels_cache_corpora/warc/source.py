@@ -27,6 +27,7 @@ from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.step_use import KeptColumns
 from niels_cache_assets.sources.types import CONVERT, Converted, StreamContext
+from niels_cache_corpora.converting import converted
 from niels_cache_corpora.warc.pages import (
     HTML,
     Extractor,
@@ -107,11 +108,7 @@ class Warc(HasKeepDamaged, KeepsColumns, GroupedFiles):
         return super().identity() | {"extractor": found, "max_document_mib": self.max_document_mib}
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        for batch in self.unconverted(context):
-            converted, dropped, _ = self.convert(batch)
-            context.report.join(dropped)
-            if converted:
-                yield converted
+        return converted(self, context)
 
     def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
         """Yield the pages with their markup as text, and their media type as title."""

@@ -24,6 +24,7 @@ from niels_cache_assets.sources.reading.files import SourceFile, find_splits
 from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import TextFieldCheck, batched, row_id, row_title, text_problem
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
+from niels_cache_corpora.converting import converted
 from niels_cache_corpora.wikipedia.dump import read_pages, read_site
 from niels_cache_corpora.wikipedia.site import NO_SITE, REDIRECT, Site
 from niels_cache_runtime.errors import NielsCacheError
@@ -54,11 +55,7 @@ class Wikipedia(HasKeepDamaged, HubData, PretrainSource):
         return self
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        for batch in self.unconverted(context):
-            converted, dropped, _ = self.convert(batch)
-            context.report.join(dropped)
-            if converted:
-                yield converted
+        return converted(self, context)
 
     def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
         """Yield the articles with their text as in the source. In a dump, this text is wikitext."""
