@@ -237,7 +237,7 @@ def test_a_check_that_failed_is_executed_again_and_a_hit_executes_none(here: Pro
     assert states(launch(here, only=["notes"])[0])["notes"] == "cache_hit", "verify reads the content"
 
 
-@pytest.mark.walk  # starts a Postgres server
+@pytest.mark.cluster  # starts a Postgres server
 def test_a_home_in_postgres_is_recorded_once(built_project: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = built_project.project.copied(tmp_path / "project")
     home = tmp_path / "home"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests import size
 
@@ -108,10 +109,11 @@ def test_the_command_line_runs_as_a_module_and_as_a_script(distribution: Distrib
 
 def test_every_direct_dependency_is_pinned_at_a_version_it_allows() -> None:
     lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    named = (line.split("==") for line in lines if line and not line.startswith("#"))
+    pins = {canonicalize_name(name): version for name, version in named}
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     required = [Requirement(line) for group in (project["dependencies"], *project["optional-dependencies"].values()) for line in group]
     assert len(required) > 10
-    unmet = [str(need) for need in required if not need.specifier.contains(pins.get(need.name.lower().replace("_", "-"), "0"))]
+    unmet = [str(need) for need in required if not need.specifier.contains(pins.get(canonicalize_name(need.name), "0"))]
     assert not unmet
     assert not [pin for pin in pins.values() if "+" in pin], "a local version such as 2.13.0+cpu exists on some indexes only"
