@@ -23,7 +23,6 @@ from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, by_count, fil
 from niels_cache_assets.facts.contents import content_cells
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.facts.published import address_in_store
-from niels_cache_assets.inspection.samples import notable
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.reports import page_path
 from niels_cache_assets.reports.cache import CODE_VERSION, CacheItem, CacheReport
@@ -99,7 +98,7 @@ def _samples(item: CacheItem) -> list[tuple[str, str]]:
         if item.kind == family and item.condition == "complete":
             try:
                 tokenizer = open_tokenizer(directory.parent.parent)
-                drawn = notable(directory, family, "train", length=_SAMPLE_TOKENS, tokenizer=tokenizer)
+                drawn = load_beside("inspection", "samples").notable(directory, family, "train", length=_SAMPLE_TOKENS, tokenizer=tokenizer)
                 return [(sample.title, as_text(sample.tokens.tolist(), tokenizer)) for sample in drawn]
             except (OSError, LookupError, TypeError, ValueError) as error:
                 return [("no sample can be shown", str(error))]

@@ -22,8 +22,7 @@ from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import CUTS, corpus_dir, duplicates_file, repeats_dir
 from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.inspection.corpora import column, rows_at, seeded_choice
-from niels_cache_assets.inspection.explanation import ordinal_of
+from niels_cache_assets.inspection.corpora import column, ordinal_of, rows_at, seeded_choice
 from niels_cache_assets.sources.types import PrepareStep
 from niels_cache_assets.tokenizer.decoding import spell_controls
 from niels_cache_repeats.cuts import CutList

@@ -12,7 +12,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("niels_cache_assets", "niels_cache_runtime")
-BESIDE = ("niels_cache_cleaning", "niels_cache_corpora", "niels_cache_formats", "niels_cache_pages", "niels_cache_repeats")
+BESIDE = (
+    "niels_cache_cleaning",
+    "niels_cache_corpora",
+    "niels_cache_formats",
+    "niels_cache_inspection",
+    "niels_cache_pages",
+    "niels_cache_repeats",
+)
 COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 if hasattr(tokenize, "FSTRING_START"):  # Python 3.12 splits an f-string; before, it was one string
     COUNTED += (tokenize.FSTRING_START,)

@@ -1,7 +1,8 @@
 """The command line `niels-cache`. `python -m niels_cache_assets.cli` runs the same program.
 
     parser.py       the commands by group; wrong use is one line with the nearest valid choice
-    commands/       one file for each command, with its help, options and code
+    commands/       one file for each command, with its help, options and code; commands that inspect the content of caches are in the
+                    package niels_cache_inspection, which is beside this one
     command.py      the parts of a command, the exit codes, and helpers and help texts that several commands share
     console.py      results, errors, tables
     progress.py     progress bars on a terminal, otherwise lines

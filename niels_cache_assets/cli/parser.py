@@ -38,12 +38,12 @@ COMMANDS: dict[str, dict[str, str]] = {
         "show": "show the counts, dropped documents, revision and files of a cache",
         "sample": "print random windows (pretrain), examples (SFT) or documents as text",
         "trace": "show which documents a training batch came from",
+        "why": "explain which step dropped a document of a data set, and why",
         "diff": "compare the settings, documents and tokens of two builds",
     },
     "clean text": {
         "clean": "run the cleaning chain on files, or show what it dropped from a data set and why",
         "classifier": "train a classifier of good and bad documents, or evaluate one, with a report on its thresholds",
-        "why": "explain which step dropped a document of a data set, and why",
         "duplicates": "show duplicate documents and the words in which they differ",
     },
     "choose a tokenizer": {"tokenizer": "compare tokenizers by characters per token, or prove that fast engines produce the same ids"},
@@ -184,8 +184,9 @@ def _raise_option_before_command(
 
 
 def import_command(name: str) -> ModuleType:
-    """Import the module of a command."""
-    return import_module(f"niels_cache_assets.cli.commands.{name.replace('-', '_')}")
+    """Import the module of a command. Those that inspect the content are in the package niels_cache_inspection."""
+    package = "niels_cache_inspection" if name in COMMANDS["inspect the content"] else "niels_cache_assets.cli"
+    return import_module(f"{package}.commands.{name.replace('-', '_')}")
 
 
 def build_parsers(wanted: Container[str] | None = None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:

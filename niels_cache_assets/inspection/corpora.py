@@ -19,7 +19,7 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
-from niels_cache_assets.corpus.prepared import document_files, document_rows, open_documents
+from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, document_rows, open_documents
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, built_names
@@ -105,6 +105,17 @@ def require_same_corpus(duplicates: Meta, name: str, corpus: Meta) -> None:
     """
     if duplicates["inputs"].get(name) != corpus["content_sha256"]:
         raise NielsCacheError(f"{name}: its corpus changed after the last deduplication; update the duplicates: niels-cache build-all")
+
+
+def ordinal_of(prepared: PreparedCorpus, source_id: str) -> int | None:
+    """Return the ordinal of the first document with this id in a corpus, or None."""
+    first = 0
+    for path in document_files(prepared.directory, prepared.meta):
+        ids = column(path, "source_id")
+        if len(rows := np.flatnonzero(ids == source_id)):
+            return first + int(rows[0])
+        first += len(ids)
+    return None
 
 
 def rows_at(paths: Sequence[Path], positions: Iterable[int], columns: Sequence[str]) -> dict[int, dict[str, Any]]:

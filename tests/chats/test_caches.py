@@ -19,11 +19,11 @@ from niels_cache_assets.base.documents import Message
 from niels_cache_assets.build_cache import build_sft_cache
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.cli import main
-from niels_cache_assets.inspection.samples import notable
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.publish.hub import data_card
 from niels_cache_assets.publish.pull import only_split
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
+from niels_cache_inspection.samples import notable
 from niels_cache_pages.measures import measure_cache
 from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.cache import targets as target_spans

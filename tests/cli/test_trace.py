@@ -22,10 +22,10 @@ from niels_cache_assets.build_cache.base import Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.cli import main
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
-from niels_cache_assets.inspection.loader_states import read_loader_state
-from niels_cache_assets.inspection.origins import TracedCache
 from niels_cache_assets.tokenizer.decoding import as_text
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_inspection.loader_states import read_loader_state
+from niels_cache_inspection.origins import TracedCache
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPE
 from niels_cache_runtime.loader.loader import TokenLoader

@@ -15,10 +15,10 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cli import main
 from niels_cache_assets.disk.lineage_files import LineageWriter
 from niels_cache_assets.facts.split_tokens import SplitTokens
-from niels_cache_assets.inspection.differences import documents as documents_module
-from niels_cache_assets.inspection.differences import tokens as tokens_module
-from niels_cache_assets.inspection.differences.documents import compare_documents
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_inspection.differences import documents as documents_module
+from niels_cache_inspection.differences import tokens as tokens_module
+from niels_cache_inspection.differences.documents import compare_documents
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
 from niels_cache_runtime.format.meta import load_meta, write_meta
 from tests.helpers.depth import cases

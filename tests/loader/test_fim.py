@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_assets.inspection.origins import BatchRow
+from niels_cache_inspection.origins import BatchRow
 from niels_cache_runtime import FIM, BestFit, Blocks, NielsCacheError, TokenLoader
 from tests.helpers.hand_made import EOT, rewrite_meta, write_stream
 

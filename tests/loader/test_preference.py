@@ -19,10 +19,10 @@ from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.build_cache import build_sft_cache
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.cli.detection import recognize
-from niels_cache_assets.inspection.samples import examples, notable
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.messages import template_messages
 from niels_cache_assets.sources.pairs import dialogue, pair_sides, prompt_hash
+from niels_cache_inspection.samples import examples, notable
 from niels_cache_pages.measures import measure_cache
 from niels_cache_runtime import SFT, NielsCacheError, PreferenceBatch, PreferenceDataset, SFTExampleDataset, TokenLoader, open_cache
 from niels_cache_runtime.format.meta import Meta, read_meta

@@ -16,8 +16,8 @@ import pytest
 from niels_cache_assets.base.documents import Message
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
-from niels_cache_assets.inspection.samples import notable, notable_numbers
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_inspection.samples import notable, notable_numbers
 from niels_cache_pages import measures as measuring
 from niels_cache_pages.drawing import MAIN, Picture, as_png, as_svg
 from niels_cache_pages.measures import CONTEXT, LENGTH_EDGES, measure_cache

@@ -22,7 +22,6 @@ from niels_cache_assets.cli import command as exit_codes
 from niels_cache_assets.cli import main
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
-from niels_cache_assets.inspection.differences.documents import compare_documents
 from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.project.registry import load_registry
@@ -30,6 +29,7 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.reading import part_stream
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from niels_cache_inspection.differences.documents import compare_documents
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import hold_lock

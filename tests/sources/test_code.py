@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.inspection.origins import TracedCache
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.reading.files import SourceFile
@@ -28,6 +27,7 @@ from niels_cache_corpora.code.listing import Repository, find_repositories
 from niels_cache_corpora.code.notebooks import notebook_script
 from niels_cache_corpora.code.sorting import RUNS, sorted_rows
 from niels_cache_corpora.code.source import Code
+from niels_cache_inspection.origins import TracedCache
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, documents_name
 from niels_cache_runtime.format.meta import read_meta

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from niels_cache_assets.base.documents import Document
-    from niels_cache_assets.inspection.samples import DisplayedSample
     from niels_cache_assets.project.registry import Registry
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
+    from niels_cache_inspection.samples import DisplayedSample
     from niels_cache_runtime.format.layout import Bools, Family, Split, Tokens
 
 TARGET_STYLE = "underline green"
@@ -119,8 +119,8 @@ def _print_sample(
     """Print samples of a cache. `fetch` brings the files of a published cache."""
     import torch
 
-    from niels_cache_assets.inspection.samples import examples, notable, repetitive, windows
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
+    from niels_cache_inspection.samples import examples, notable, repetitive, windows
     from niels_cache_runtime.cache.opening import open_meta
 
     meta = open_meta(directory) or {}  # raises for a cache that is not built, or was built with a different tokenizer

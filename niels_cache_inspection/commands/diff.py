@@ -1,4 +1,4 @@
-"""The command `diff A B`, which prints the differences between two builds as tables. inspection/differences/ compares the builds."""
+"""The command `diff A B`, which prints the differences between two builds as tables. differences/ compares the builds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from niels_cache_assets.cli.console import DIFFERENCE_STYLE, display, mark, new_
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.inspection.differences.documents import DocumentDifferences
-    from niels_cache_assets.inspection.differences.folders import DatasetDifferences, MetaDifference
-    from niels_cache_assets.inspection.differences.tokens import TokenPosition
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
+    from niels_cache_inspection.differences.documents import DocumentDifferences
+    from niels_cache_inspection.differences.folders import DatasetDifferences, MetaDifference
+    from niels_cache_inspection.differences.tokens import TokenPosition
 
 SHOWN = 5
 
@@ -54,8 +54,8 @@ are not compared.""",
 def run(arguments: argparse.Namespace) -> int:
     """Print the differences, and return DIFFERENT if there are any."""
     from niels_cache_assets.cli.progress import transfer_progress
-    from niels_cache_assets.inspection.differences.documents import SIDES
-    from niels_cache_assets.inspection.differences.folders import compare_pair, find_pairs
+    from niels_cache_inspection.differences.documents import SIDES
+    from niels_cache_inspection.differences.folders import compare_pair, find_pairs
 
     a, b = Path(arguments.a), Path(arguments.b)
     pairs = find_pairs(a, b)
@@ -135,7 +135,7 @@ def _format_value(value: Any) -> str:
 
 
 def _print_documents(found: DocumentDifferences, noun: str) -> None:
-    from niels_cache_assets.inspection.differences.documents import SIDES
+    from niels_cache_inspection.differences.documents import SIDES
     from niels_cache_runtime.format.layout import SPLITS
 
     display()

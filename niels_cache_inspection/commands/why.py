@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Print the explanation."""
     from niels_cache_assets.base.reasons import explain
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.inspection.explanation import explain_document
+    from niels_cache_inspection.explanation import explain_document
 
     registry, root = open_registry(arguments)
     with diagnostics().status(f"looking for {arguments.document}"):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from niels_cache_assets.facts.split_tokens import SplitTokens
-from niels_cache_assets.inspection.differences.documents import DocumentDifferences, compare_documents
-from niels_cache_assets.inspection.differences.tokens import first_difference
+from niels_cache_inspection.differences.documents import DocumentDifferences, compare_documents
+from niels_cache_inspection.differences.tokens import first_difference
 from niels_cache_runtime.cache.opening import open_consistently
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import (

@@ -19,8 +19,8 @@ from niels_cache_assets.cleaning.report import CleaningReport, RejectedDocument
 from niels_cache_assets.corpus.chunks import ChunkWork
 from niels_cache_assets.corpus.identity import require_prepared
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_file
-from niels_cache_assets.corpus.prepared import EMPTIED, PreparedCorpus, document_files
-from niels_cache_assets.inspection.corpora import column, documents_at, find_corpus, rows_at
+from niels_cache_assets.corpus.prepared import EMPTIED, PreparedCorpus
+from niels_cache_assets.inspection.corpora import documents_at, find_corpus, ordinal_of, rows_at
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.reading.file_source import GroupedFiles
 from niels_cache_assets.sources.types import SourceReport, StreamContext
@@ -30,17 +30,6 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 
 _SHOWN = ("source_id", "title", "file", "row", "text")
-
-
-def ordinal_of(prepared: PreparedCorpus, source_id: str) -> int | None:
-    """Return the ordinal of the first document with this id in a corpus, or None."""
-    first = 0
-    for path in document_files(prepared.directory, prepared.meta):
-        ids = column(path, "source_id")
-        if len(rows := np.flatnonzero(ids == source_id)):
-            return first + int(rows[0])
-        first += len(ids)
-    return None
 
 
 def explain_document(registry: Registry, name: str, source_id: str, *, root: Path) -> dict[str, Any]:
