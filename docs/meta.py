@@ -82,6 +82,12 @@ META_KEYS: tuple[MetaKey, ...] = (
         "The first 50 documents dropped by this check: origin, reason, overlapping text (`because`) and measured value",
     ),
     MetaKey(
+        "tombstones",
+        _FAMILIES,
+        "Of a cache in which documents were [struck](runtime.md#continue-a-run-after-documents-were-erased): `token_id`, the id in the "
+        "place of their tokens; `documents`, their numbers by split; and `earlier`, what `files` had before each time",
+    ),
+    MetaKey(
         "overlap",
         ("pretrain",),
         "The documents of train that are also in val: how many are `exact` copies by canonical text; how many of the `compared` documents "

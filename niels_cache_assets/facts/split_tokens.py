@@ -56,6 +56,7 @@ class SplitTokens:
     Attributes:
         dtype: The dtype of the tokens.
         shards: The token files in order, each an array (n,) of this dtype.
+        paths: Their paths, if they are in the folder.
 
     Raises:
         NielsCacheError: If files are missing or inconsistent.
@@ -63,11 +64,11 @@ class SplitTokens:
 
     def __init__(self, folder: Path, family: Family, split: Split, meta: Meta, *, shards: Sequence[Any] | None = None) -> None:
         self._folder, self._family, self._split = folder, family, split
-        self._paths: Sequence[Path] = ()
+        self.paths: Sequence[Path] = ()
         if shards is None:
-            self._paths = list_shards(folder / split) if family == "pretrain" else [folder / tokens_name(split)]
+            self.paths = list_shards(folder / split) if family == "pretrain" else [folder / tokens_name(split)]
         self.dtype, self._entries = token_dtype_of(meta), entries_per_example(meta)
-        self.shards = MappedTokens(self._paths, dtype=self.dtype).shards if shards is None else shards
+        self.shards = MappedTokens(self.paths, dtype=self.dtype).shards if shards is None else shards
         self._shard_ends = list(accumulate(len(shard) for shard in self.shards))
 
     def __len__(self) -> int:
@@ -111,7 +112,7 @@ class SplitTokens:
     def file_at(self, position: int) -> tuple[str, int]:
         """Return the file of this token, relative to the folder of the data set, and the token's offset in it, in tokens."""
         number, begin = self._shard_at(position)
-        return self._paths[number].relative_to(self._folder).as_posix(), position - begin
+        return self.paths[number].relative_to(self._folder).as_posix(), position - begin
 
     def read(self, start: int, count: int) -> Tokens:
         """Return (count,) tokens, or fewer at the end of the split.
@@ -124,7 +125,7 @@ class SplitTokens:
 
     def read_ranges(self, starts: Ints, stops: Ints) -> list[Tokens]:
         """Return the tokens of ranges, which ascend. Ranges beside each other are read at once, in a store also those with small gaps."""
-        gap = 0 if self._paths else _GAP_TOKENS
+        gap = 0 if self.paths else _GAP_TOKENS
         edges = [0, *(np.flatnonzero(starts[1:] - stops[:-1] > gap) + 1).tolist(), len(starts)]
 
         def read(first: int, last: int) -> list[Tokens]:
@@ -133,7 +134,7 @@ class SplitTokens:
             return [found[start - begin : stop - begin] for start, stop in zip(starts[first:last], stops[first:last], strict=True)]
 
         with ThreadPoolExecutor(_REQUESTS) as pool:
-            return [*chain.from_iterable((map if self._paths else pool.map)(read, edges, edges[1:]))]
+            return [*chain.from_iterable((map if self.paths else pool.map)(read, edges, edges[1:]))]
 
     def _shard_at(self, position: int) -> tuple[int, int]:
         """Return the number of the shard with this token, and where that shard starts."""

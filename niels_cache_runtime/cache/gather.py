@@ -140,15 +140,20 @@ def _overlapping_windows(tokens: Tokens, length: int) -> NDArray[np.void]:
 
 
 class InputTargetMaker:
-    """A maker of inputs x and targets y from rows of tokens, on one device."""
+    """A maker of inputs x and targets y from rows of tokens, on one device.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    Args:
+        device: The device.
+        tombstone: The id of struck tokens, which y has as IGNORE_INDEX, or None.
+    """
+
+    def __init__(self, device: torch.device, tombstone: int | None = None) -> None:
+        self._device, self._tombstone = device, tombstone
         self._is_cpu, self._is_cuda = device.type == "cpu", device.type == "cuda"  # reading device.type costs a microsecond per batch
         self._memory, self._masked = _RecycledMemory(), _RecycledMemory()
 
-    def __reduce__(self) -> tuple[type, tuple[torch.device]]:  # recycled memory belongs to one process
-        return InputTargetMaker, (self._device,)
+    def __reduce__(self) -> tuple[type, tuple[torch.device, int | None]]:  # recycled memory belongs to one process
+        return InputTargetMaker, (self._device, self._tombstone)
 
     def pairs(self, rows: Tokens | Ints) -> tuple[torch.Tensor, torch.Tensor]:
         """Return x, y from rows of tokens: (B, T) int64, contiguous, on the device.
@@ -161,10 +166,13 @@ class InputTargetMaker:
         if self._is_cuda:
             # torch can do little with uint32. Every id is below 2^31, so int32 has the same values.
             tokens = to_device(rows.view(np.int32) if rows.dtype == np.uint32 else rows, self._device)
-            return tokens[:, :-1].to(torch.int64), tokens[:, 1:].to(torch.int64)
+            inputs, targets = tokens[:, :-1].to(torch.int64), tokens[:, 1:].to(torch.int64)
+            return inputs, targets if self._tombstone is None else targets.masked_fill_(targets == self._tombstone, IGNORE_INDEX)
         x, y = self._memory.take(len(rows), rows.shape[1] - 1)
         x[:] = rows[:, :-1]
         y[:] = rows[:, 1:]
+        if self._tombstone is not None:
+            y[y == self._tombstone] = IGNORE_INDEX
         if self._is_cpu:
             return torch.from_numpy(x), torch.from_numpy(y)
         return to_device(x, self._device), to_device(y, self._device)

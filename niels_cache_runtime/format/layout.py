@@ -113,15 +113,27 @@ def has_pairs(meta: Mapping[str, Any] | None) -> bool:
 
 
 # What a reader must know to read a cache, beyond uint16 tokens in full shards and targets that sentinels mark. Without it, a reader would
-# misread the tokens, find no targets, learn rejected answers, leave out weights, or find the short shards of parts damaged. So it refuses
-# an unknown form.
+# misread the tokens, find no targets, learn rejected answers, leave out weights, learn the tokens that stand for struck documents, or find
+# the short shards of parts damaged. So it refuses an unknown form.
 CACHE_FORMS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "pairs": has_pairs,
     "parts": lambda meta: meta.get("kind") == "pretrain" and "parts" in meta,  # the last shard of each part may be short
     "spans": has_spans,
     "target_weights": has_target_weights,
+    "tombstones": lambda meta: "tombstones" in meta,
     "uint32": lambda meta: meta.get("token_dtype") == "uint32-le",
 }
+
+
+def tombstone_id(meta: Mapping[str, Any] | None) -> int | None:
+    """Return the id that stands in the places of struck documents, which no other document holds, or None. It is never a target."""
+    return (meta or {}).get("tombstones", {}).get("token_id")
+
+
+def earlier_metas(meta: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the meta.json of a cache before each time that documents were struck, as far as `files` goes. No place has changed since."""
+    earlier = (meta or {}).get("tombstones", {}).get("earlier", [])
+    return [{**meta, "files": {**meta["files"], **files}} for files in earlier] if meta is not None else []
 
 
 def entries_per_example(meta: Mapping[str, Any] | None) -> int:

@@ -46,7 +46,7 @@ _KEYS = {  # by form; a key has the same form in all kinds of folders
     "a list of texts": "forms keep sides prepare order missing",
     "a table": (
         "files source decontaminate decontaminate_against special_token_ids template cut_document part facts special_tokens trained_on "
-        "steps lengths masked splits settings inputs datasets parameters overlap"
+        "steps lengths masked splits settings inputs datasets parameters overlap tombstones"
     ),
     "true or false": "built append_eot",
     "text or null": "fingerprint dataset_name dataset_config dataset_revision split_rule tokenizer_sha256",

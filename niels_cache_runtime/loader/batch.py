@@ -14,7 +14,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from niels_cache_runtime.cache.gather import InputTargetMaker, to_device
 from niels_cache_runtime.errors import NielsCacheError, did_you_mean
-from niels_cache_runtime.format.layout import IGNORE_INDEX, TOKEN_DTYPE, Array, Int32s, Ints
+from niels_cache_runtime.format.layout import IGNORE_INDEX, TOKEN_DTYPE, Array, Int32s, Ints, tombstone_id
 from niels_cache_runtime.loader.documents import (
     cross_document_targets,
     cu_seqlens,
@@ -116,7 +116,8 @@ class Batch(TensorFields):
     Attributes:
         x: The inputs, (B, T) int64, contiguous.
         y: The targets, (B, T) int64, contiguous: `y[:, :-1] == x[:, 1:]`.
-        y_masked: (B, T) int64, `y` with -100 at targets to ignore. Present for SFT, with weights, and with a mask.
+        y_masked: (B, T) int64, `y` with -100 at targets to ignore. Present for SFT, with weights, with a mask, and if
+            documents of a source were struck (`niels-cache erase --tombstone`).
         document_ids: (B, T) int32, the number of each input's document: 0, 1, 2, ... from the first document of the row. Padding counts as
             a document.
         position_ids: (B, T) int32, the position of each input in its document. If the document began before the row, positions count from
@@ -207,6 +208,8 @@ class BatchMaker:
         of_weights = weights is not None and weights.needs_documents
         self._boundaries = mask_cross_document_targets or of_weights or bool(self._fields - _WITHOUT_DOCUMENTS)
         self._pairs = InputTargetMaker(device)
+        ids = [tombstone_id(source.meta) for source in sources]
+        self._tombstones = np.array([-1 if id is None else id for id in ids]) if ids != [None] * len(ids) else None
 
     def check_boundaries(self) -> None:
         """Raise NielsCacheError if documents are requested but a source has no list of documents.
@@ -223,7 +226,7 @@ class BatchMaker:
         n = len(located)
         x, y = self._pairs.pairs(rows.tokens)
         optional: dict[str, Any] = {}
-        if rows.ignored is not None and self.weights is None:  # now, while the tokens are in the CPU's cache
+        if rows.ignored is not None and self.weights is None and self._tombstones is None:  # now, while the tokens are in the CPU's cache
             optional["y_masked"] = self._pairs.ignoring(y, rows.tokens, rows.ignored)
         if "dataset_ids" in self._fields:
             optional["dataset_ids"] = self._send(located.sources.copy())
@@ -235,7 +238,7 @@ class BatchMaker:
                 places = places_of_cp_rank(cu, cp_rank=self._cp_rank, cp_size=self._cp_size).reshape(n, self._T // self._cp_size)
         targets = rows.targets
         if rows.ignored is not None:  # first tokens of documents are among them
-            if self.weights is not None:
+            if "y_masked" not in optional:
                 targets = np.ones((n, self._T), dtype=np.bool_)
                 targets.reshape(-1)[rows.ignored] = False
         elif self._mask_cross and boundaries is not None:
@@ -243,6 +246,9 @@ class BatchMaker:
             targets = within if targets is None else targets & within
         elif targets is None and self._packs:  # only pretrain rows are here, but some sources are packed: all targets count
             targets = np.ones((n, self._T), dtype=np.bool_)
+        if self._tombstones is not None:
+            stay = rows.tokens[:, 1:] != self._tombstones[located.sources][:, None]
+            targets = stay if targets is None else targets & stay
         if self.weights is not None:
             weights = self.weights.weigh(rows, targets, located.sources)
             targets = weights > 0

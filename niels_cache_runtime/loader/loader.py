@@ -46,6 +46,7 @@ from niels_cache_runtime.loader.source import SourceBlocks
 from niels_cache_runtime.loader.state import (
     State,
     arguments_of_state,
+    before_tombstones,
     check_form,
     check_in_worker,
     check_order,
@@ -359,6 +360,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             NielsCacheError: If a setting that decides the samples differs, or if the sources come in a different order.
         """
         check_form(state)
+        state = before_tombstones(state, self._sources)
         position = read_position(state)
         check_settings(state, self._settings.sample_settings())
         allowed = (allow_changed,) if isinstance(allow_changed, str) else tuple(allow_changed)

@@ -138,6 +138,10 @@ class SampleSource(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
+    def fingerprint_of(self, meta: Meta) -> str:
+        """Return the fingerprint with this meta.json of ours."""
+        ...
+
     def read(self, numbers: Ints, *, epoch: int, boundaries: bool) -> SampleRows:
         """Read samples of an epoch.
 

@@ -5,6 +5,7 @@ batches.
 """
 
 import os
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from niels_cache_runtime.cache.checks import as_int
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_runtime.format.layout import SPLITS, earlier_metas
 from niels_cache_runtime.loader.blocks import BLOCK_ORDER_VERSION
 from niels_cache_runtime.loader.growth import Epochs
 from niels_cache_runtime.loader.order import ORDER_VERSION
@@ -235,6 +236,21 @@ def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: 
                 f"(fingerprint {saved['fingerprint'][:12]}, now {now['fingerprint'][:12]}); "
                 f"restore it{'' if 'phase' in state['settings'] else otherwise}"
             )
+
+
+def before_tombstones(state: State, sources: NamedSources) -> State:
+    """Return a state with the present fingerprints of sources in which documents were struck after it was saved. A warning names them.
+
+    Every token of such a source has its place, so the run continues; the struck tokens are no targets.
+    """
+    struck = {
+        name: {**saved, "fingerprint": sources[name].fingerprint}
+        for name, saved in state["sources"].items()
+        if name in sources and saved["fingerprint"] in map(sources[name].fingerprint_of, earlier_metas(sources[name].meta))
+    }
+    if struck:
+        warnings.warn(f"{', '.join(struck)}: documents were struck since the state was saved; the run continues without them", stacklevel=3)
+    return {**state, "sources": {**state["sources"], **struck}}
 
 
 def check_order(state: State, names: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import OpenedSplit, Verify, check_same_build, listed_of_split, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Array, Ints, Tokens, doc_ends_name
-from niels_cache_runtime.format.meta import content_sha256, is_foreign
+from niels_cache_runtime.format.meta import Meta, content_sha256, is_foreign
 from niels_cache_runtime.loader.documents import find_boundaries
 from niels_cache_runtime.loader.source import Heads, SampleRows, SourceBlocks, TokenOrigins
 
@@ -111,7 +111,7 @@ class PretrainWindows:
         middle of a file is not detected.
         """
         if self.meta is not None and not is_foreign(self.meta):
-            return content_sha256(listed_of_split(self.meta, self.path, doc_ends=True))
+            return self.fingerprint_of(self.meta)
         digest = hashlib.sha256()
         if self._dtype != TOKEN_DTYPE:
             digest.update(f"{self._dtype}\n".encode())
@@ -124,6 +124,10 @@ class PretrainWindows:
             digest.update(array[:probed].tobytes())
             digest.update(array[-probed:].tobytes())
         return digest.hexdigest()
+
+    def fingerprint_of(self, meta: Meta) -> str:
+        """Return the fingerprint with this meta.json of ours."""
+        return content_sha256(listed_of_split(meta, self.path, doc_ends=True))
 
     def read(self, numbers: Ints, *, epoch: int, boundaries: bool) -> SampleRows:
         """Return samples. They do not depend on `epoch`.

@@ -15,7 +15,7 @@ from niels_cache_runtime.cache.checks import NamesArguments, check_positive
 from niels_cache_runtime.cache.gather import InputTargetMaker, WindowReader, draw_uniform, resolve_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build, open_split
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Ints
+from niels_cache_runtime.format.layout import Ints, tombstone_id
 from niels_cache_runtime.remote.split_location import Copy, SplitLocation
 
 
@@ -78,7 +78,7 @@ class PretrainTokenStreamDataset(NamesArguments):
         self.total_windows = int(self._window_ends[-1])
         self._shard_offsets = mapped.shard_starts - window_starts
         self._reader = WindowReader(mapped, length=T + 1)
-        self._pairs = InputTargetMaker(self.device)
+        self._pairs = InputTargetMaker(self.device, tombstone_id(self.meta))
 
     def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Return random windows, drawn with replacement, uniformly from all `total_windows`, by one call on `generator`.
@@ -88,7 +88,8 @@ class PretrainTokenStreamDataset(NamesArguments):
             generator: The source of random numbers, on any device.
 
         Returns:
-            x, y: (B, T) int64, contiguous, on the device, with `y[:, :-1] == x[:, 1:]`.
+            x, y: (B, T) int64, contiguous, on the device, with `y[:, :-1] == x[:, 1:]`, except that y is -100 where
+                `niels-cache erase --tombstone` struck a token.
 
         Raises:
             NielsCacheError: If B is not a positive whole number.

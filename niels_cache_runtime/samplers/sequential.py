@@ -21,7 +21,18 @@ from niels_cache_runtime.cache.checks import as_int, check_positive, check_whole
 from niels_cache_runtime.cache.gather import InputTargetMaker, resolve_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_of_split, open_split
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, Array, Tokens, doc_ends_name, idx_name, shard_name, target_ends_name
+from niels_cache_runtime.format.layout import (
+    SPLITS,
+    TOKEN_DTYPE,
+    Array,
+    Tokens,
+    doc_ends_name,
+    earlier_metas,
+    idx_name,
+    shard_name,
+    target_ends_name,
+    tombstone_id,
+)
 from niels_cache_runtime.format.meta import Meta, content_sha256, is_foreign
 from niels_cache_runtime.format.npy_files import map_npy, read_npy_header
 from niels_cache_runtime.loader.state import check_values
@@ -115,7 +126,7 @@ class DatasetLoader:
             )
         self.epoch = 0
         self._next_chunk = 0  # the first chunk of the next group, the same on every rank
-        self._pairs = InputTargetMaker(self.device)
+        self._pairs = InputTargetMaker(self.device, tombstone_id(self.meta))
 
     def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the next batch of this rank.
@@ -123,7 +134,8 @@ class DatasetLoader:
         The last token of y is the first token of the next chunk in the file. After the last chunk of a file, it is the token that follows.
 
         Returns:
-            x, y: (batch, seq_len) int64, contiguous, on the device. Flattened, y is x shifted by one token.
+            x, y: (batch, seq_len) int64, contiguous, on the device. Flattened, y is x shifted by one token, and -100 where
+                `niels-cache erase --tombstone` struck a token.
 
         Raises:
             NielsCacheError: If a `.npy` file changed since it was opened, or holds an id that does not fit into int64.
@@ -185,7 +197,7 @@ class DatasetLoader:
                 f"{Path(self.dataset_dir) / name}: has {self.files.get(name, 'no')} tokens, but the state was saved with "
                 f"{saved.get(name, 'none')} ({len(changed)} files differ); restore the files or start again"
             )
-        if state.get("content_sha256") != self._content:
+        if state.get("content_sha256") not in (self._content, *map(self._content_of, earlier_metas(self.meta))):
             raise NielsCacheError(f"{self.dataset_dir}: was rebuilt with other tokens since the state was saved; restore it or start again")
         epoch, next_chunk = as_int(state.get("epoch")), as_int(state.get("next_chunk"))
         if epoch is None or epoch < 0 or next_chunk is None or not 0 <= next_chunk <= self.chunks:
@@ -236,8 +248,11 @@ class DatasetLoader:
             raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to read")
         self.meta, self._shards = split.meta, split.tokens.shards
         if self.meta is not None and not is_foreign(self.meta):
-            self._content = content_sha256(listed_of_split(self.meta, folder, doc_ends=False))
+            self._content = self._content_of(self.meta)
         return dict(zip(map(Path, split.shards), map(len, self._shards), strict=True))
+
+    def _content_of(self, meta: Meta) -> str:
+        return content_sha256(listed_of_split(meta, self.dataset_dir, doc_ends=False))
 
     def _read(self, index: int, start: int, end: int) -> Array:
         """Return a copy of the tokens start to end - 1 of a file. Shards and uint16 `.npy` files keep their dtype; others become int64."""

@@ -19,7 +19,7 @@ import torch
 from niels_cache_runtime.cache.checks import NamesArguments
 from niels_cache_runtime.cache.gather import InputTargetMaker, draw_uniform, resolve_device, to_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build
-from niels_cache_runtime.format.layout import IGNORE_INDEX
+from niels_cache_runtime.format.layout import IGNORE_INDEX, tombstone_id
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.loader.preference.batch import PreferenceBatch, PreferenceMaker
 from niels_cache_runtime.loader.preference.rows import PackedPairs
@@ -85,7 +85,7 @@ class SFTExampleDataset(NamesArguments):
     def _use(self, rows: PackedExamples) -> None:
         self._rows, self.T, self.meta, self.eot_id, self.asst_id = rows, rows.T, rows.meta, rows.eot_id, rows.asst_id
         self.examples_without_target = rows.report().dropped.get("without_target", 0)
-        self._pairs = InputTargetMaker(self.device)
+        self._pairs = InputTargetMaker(self.device, tombstone_id(self.meta))
 
     def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return random examples, drawn with replacement, uniformly from all examples with a target, by one call on `generator`.

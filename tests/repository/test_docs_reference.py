@@ -20,6 +20,7 @@ from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.streaming.decontaminate import ReferenceOrigin, ReferenceTexts
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, open_model
 from niels_cache_formats.megatron_import import Vocabulary, import_megatron
+from niels_cache_inspection.erasure.tombstone import strike
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import FORM_OF, form_problem
@@ -90,6 +91,8 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     options: dict[str, Any] = {"tokenizer": open_model(tiny_model), "val_frac": 0, "seed": 0}
     build_sft_cache([turns], str(chats / "x"), template=template_of(UNMARKED), **options)
     build_sft_cache([pair], str(chats / "pairs"), preference=True, **options)
+    strike(Path(apart), "pretrain", {"train": [0]})
+    strike(chats / "x", "sft", {"train": [0]})
     found = [path for root in (project.root, pages.folder, chats) for path in sorted(root.rglob(META_NAME))]
     return [read_meta(str(path)) for path in (*tokenizers, *found)]
 

@@ -32,7 +32,7 @@ from niels_cache_runtime.cache.sft import OpenedExamples, find_spans, open_examp
 from niels_cache_runtime.cache.targets import ExampleSlices, TargetSpans
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Ints, Split, Tokens, idx_name, span_names, tokens_name
-from niels_cache_runtime.format.meta import content_sha256, is_foreign
+from niels_cache_runtime.format.meta import Meta, content_sha256, is_foreign
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, place_examples, shape_rows
 from niels_cache_runtime.loader.packing.segments import RowSegments, number_ranges
 from niels_cache_runtime.loader.source import Heads, SampleRows, SourceBlocks, TokenOrigins
@@ -285,16 +285,21 @@ class PackedExamples:
         2048 tokens instead. In this case a change in the middle is not detected.
         """
         if self.meta is not None and not is_foreign(self.meta):
-            listed = listed_files(self.meta, Path(self.files[0]).parent)
-            names = {os.path.basename(path) for path in (self.files[0], self._idx_path)}
-            if self._spans is not None:
-                split: Split = "train" if os.path.basename(self.files[0]) == tokens_name("train") else "val"
-                names.update(span_names(self.meta, split))
-            content = content_sha256({name: entry for name, entry in listed.items() if name in names})
-        else:
-            of_spans = () if self._spans is None else (self._spans.bounds, self._spans.ends)
-            probe = (self._tokens[:_PROBE_TOKENS], self._tokens[-_PROBE_TOKENS:], starts, *of_spans)
-            content = f"{len(self._tokens)} " + hashlib.sha256(b"".join(array.tobytes() for array in probe)).hexdigest()
+            return self.fingerprint_of(self.meta)
+        of_spans = () if self._spans is None else (self._spans.bounds, self._spans.ends)
+        probe = (self._tokens[:_PROBE_TOKENS], self._tokens[-_PROBE_TOKENS:], starts, *of_spans)
+        return self._with_settings(f"{len(self._tokens)} " + hashlib.sha256(b"".join(array.tobytes() for array in probe)).hexdigest())
+
+    def fingerprint_of(self, meta: Meta) -> str:
+        """Return the fingerprint with this meta.json of ours."""
+        listed = listed_files(meta, Path(self.files[0]).parent)
+        names = {os.path.basename(path) for path in (self.files[0], self._idx_path)}
+        if self._spans is not None:
+            split: Split = "train" if os.path.basename(self.files[0]) == tokens_name("train") else "val"
+            names.update(span_names(meta, split))
+        return self._with_settings(content_sha256({name: entry for name, entry in listed.items() if name in names}))
+
+    def _with_settings(self, content: str) -> str:
         settings = (PACKING_VERSION, self.T, self.seed, self.loss_on, self.overflow, self.eot_id, self.asst_id)
         return hashlib.sha256(f"{content} {settings}".encode()).hexdigest()
 

@@ -41,8 +41,8 @@ class PackedPairs(PackedExamples):
         self.rejected = _RejectedSides(self)
         self.tokens += self.rejected.tokens
 
-    def _find_fingerprint(self, starts: Ints) -> str:
-        return hashlib.sha256(f"{super()._find_fingerprint(starts)} pairs {self._pack}".encode()).hexdigest()
+    def _with_settings(self, content: str) -> str:
+        return hashlib.sha256(f"{super()._with_settings(content)} pairs {self._pack}".encode()).hexdigest()
 
     def _keep_sides(self, starts: Ints) -> list[KeptExamples]:
         """Return the chosen and the rejected sides of those pairs of which both sides are kept."""

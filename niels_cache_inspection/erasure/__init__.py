@@ -1,0 +1,1 @@
+"""Erasing documents, and proving that they are gone."""
