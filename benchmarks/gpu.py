@@ -47,7 +47,7 @@ GPTS = {
     "163M parameters": Gpt(layers=12, width=768, B=16, T=1024),
     "small": Gpt(layers=4, width=256, B=8, T=512),
 }
-QUICK_GPTS = {"tiny": Gpt(layers=1, width=64, B=2, T=64)}
+QUICK_GPTS = {"tiny": Gpt(layers=1, width=16, B=1, T=16)}
 
 
 class Block(nn.Module):
@@ -204,11 +204,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         split = write_cache(Path(temporary) / "cache", tokens=tokens, shard_tokens=-(-tokens // 12))
         print("| (B, T) | batches | us | M tokens/s | against usual | of the least |\n|---|---|---|---|---|---|")
-        for row in measure_batches(device, split, rounds=3 if settings.quick else 15, calls=4 if settings.quick else 40):
+        for row in measure_batches(device, split, rounds=1 if settings.quick else 15, calls=2 if settings.quick else 40):
             print(row, flush=True)
         print("| model, (B, T) | batches | ms a step | of fixed | ms, waits | of fixed |\n|---|---|---|---|---|---|")
         gpts = QUICK_GPTS if settings.quick else GPTS
-        for row in measure_training(device, split, gpts, rounds=2 if settings.quick else 10, calls=2 if settings.quick else 20):
+        for row in measure_training(device, split, gpts, rounds=1 if settings.quick else 10, calls=1 if settings.quick else 20):
             print(row, flush=True)
 
 

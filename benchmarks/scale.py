@@ -476,8 +476,8 @@ def measure(
         folder.mkdir()
         yield from duplicates_in_ranges(folder, documents=50_000 if quick else documents, ranges=ranges)
     if "parts" in chosen:
-        sizes = (6, 12) if quick else megabytes
-        yield from many_parts(work / "parts", megabytes=sizes, parts=(1, 4) if quick else (1, 4, 16), engine=engine)
+        sizes = (2, 4) if quick else megabytes
+        yield from many_parts(work / "parts", megabytes=sizes, parts=(1, 2) if quick else (1, 4, 16), engine=engine)
     if "opening" in chosen:
         from parts import opening
 

@@ -46,10 +46,9 @@ CELERY, LOCAL = ROOT / "deploy/celery/definitions.py", ROOT / "niels_cache_asset
 
 
 @pytest.fixture
-def walk(tmp_path: Path, tiny_model: Path, database: str, request: pytest.FixtureRequest) -> Walk:
-    """A walk whose tokenizer and plan are there. A parameter is the length of the long part."""
-    length = {"copies": request.param} if hasattr(request, "param") else {}
-    walk = Walk(tmp_path, tiny_model, database, parts=PARTS, cluster="at_once = 2", **length)
+def walk(tmp_path: Path, tiny_model: Path, database: str) -> Walk:
+    """A walk whose tokenizer and plan are there."""
+    walk = Walk(tmp_path, tiny_model, database, parts=PARTS, cluster="at_once = 2")
     build(walk.graph, ["tokenizer", f"plan/{NAME}"])
     with ensure_instance(walk.home) as instance:
         limit_parts(instance, walk.graph.registry)
@@ -130,7 +129,6 @@ def test_celery(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> None:
     walk.check()
 
 
-@pytest.mark.parametrize("walk", [6_000], indirect=True)
 @pytest.mark.parametrize("engine", ["celery", "local"])
 def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pytest.TempPathFactory, engine: str) -> None:
     """The commands of the README files start the UI and the daemon. A second run of the part resumes, and the bytes are equal."""

@@ -1,4 +1,4 @@
-"""The processes of pytest-xdist, as forks of one server, if all tests run. The server has imported and collected all tests.
+"""The processes of pytest-xdist, as forks of one server, which has imported and collected the tests.
 
 Otherwise, each of these processes would import torch, Dagster, Lightning and all test files for itself, and would start its own servers for
 the programs of its tests (tests/helpers/programs.py). The servers belong to the process that starts the others, and end with it.
@@ -14,7 +14,8 @@ import pytest
 
 from tests.helpers import children, programs
 
-# The imports of test files, without packages that are not installed.
+COLLECTED = "NIELS_CACHE_TEST_FILES"  # for the server: the files that it collects, one a line, or nothing for all files
+# What tests import while they run, without packages that are not installed.
 _IMPORTED = (
     "dagster_webserver.app",
     "datasets",
@@ -34,7 +35,7 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fork takes it
 sys.exit(program.wait())
 """
 
-if "-n" in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ and not any(word.startswith("tests") for word in sys.argv):
+if "-n" in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ and "tests.mutants.plugin" not in sys.argv:
     programs.begin()  # the other imports of conftest.py take seconds
 
 
@@ -43,12 +44,21 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Let the processes begin as forks. Under the mutation check they do not, because it looks for the test among the ancestors of a
     process.
     """
-    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.pluginmanager.hasplugin("tests.mutants.plugin"):
+    if config.pluginmanager.hasplugin("tests.mutants.plugin"):
         return
-    imported = tuple(module for module in _IMPORTED if find_spec(module.partition(".")[0]) is not None)
+    imported: tuple[str, ...] = ()
+    servers = []
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        imported = tuple(module for module in _IMPORTED if find_spec(module.partition(".")[0]) is not None)
+        servers.append(children.IMPORTED)
+    else:
+        os.environ[COLLECTED] = "\n".join(config.args)
     if config.getoption("hypothesis_profile", None) is None:  # a module that is imported already would keep the profile of `make test`
         imported += ("tests.helpers.collected",)
-    programs.share(imported, children.IMPORTED)
+    if imported:
+        servers.append(imported)
+    programs.share(*servers)
+    os.environ.pop(COLLECTED, None)
     fork = _FORK.format(repository=str(config.rootpath), imported=imported)
     for spec in specs:
         if spec.popen and not spec.python:

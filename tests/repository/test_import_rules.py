@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -29,6 +30,7 @@ IMPORTED_LATE = {
 }  # whose package is imported when it is needed; nothing else of the runtime imports the others
 
 
+@cache
 def imported_packages(path: Path) -> set[str]:
     """Top-level names of everything the file imports, inside functions too."""
     found = set()

@@ -29,13 +29,15 @@ BUILD_SECONDS = 240
 
 @pytest.fixture(scope="module")
 def ui(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[RunningUi]:
-    """With a tokenizer, and notes that take a while."""
+    """With a tokenizer, and notes that take seconds on one thread."""
     folder = tmp_path_factory.mktemp("ui")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(BYTES_VARIABLE, "200000")
         with running_ui(folder, tiny_model) as ui:
+            config = ui.project.folder / "niels_cache.toml"
+            config.write_text(config.read_text().replace("[build]\n", "[build]\nthreads = 1\n"))
             assert ui.project.build_tokenizer().success
-            ui.project.write_notes(sentences(60) * 3_500)
+            ui.project.write_notes(sentences(60) * 2_000)
             yield ui
 
 
