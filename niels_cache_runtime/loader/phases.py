@@ -8,7 +8,7 @@ one begins at the first lot that no phase has read (`lot_order`). A TokenLoader 
 phase has follows from the phases before it, so all of them are opened at once. No token is read for that.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from niels_cache_runtime.cache.checks import NamesArguments, check_positive, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.batch import Batch
+from niels_cache_runtime.loader.document_steps import DocumentReads, DocumentSteps
 from niels_cache_runtime.loader.loader import NotADataLoader, TokenLoader
 from niels_cache_runtime.loader.lot_order import LotRunOrder
 from niels_cache_runtime.loader.report import MixtureReport, make_report
@@ -261,6 +262,22 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             own, samples, number = own - end.step, samples + end.samples, number + 1
         found: Any = self._loaders[number].trace(own, rank=rank)
         return replace(found, step=step, samples=found.samples + samples)
+
+    def steps_of(self, documents: Iterable[int], *, source: str | None = None, until: int | None = None) -> DocumentSteps:
+        """Return the steps, ranks and rows that hold tokens of documents, in all phases so far, and where each comes next.
+
+        See `TokenLoader.steps_of`. Steps and samples are counted over all phases, and `numbers` in each phase by itself.
+        """
+        numbers, found = [*documents], list[DocumentSteps]()
+        until, step, samples = self.step if until is None else check_whole("until", until), 0, 0
+        for loader in self._loaders:
+            end = loader.end
+            own = until - step if loader is self._loaders[-1] else min(until - step, end.step)
+            steps = loader.steps_of(numbers, source=source, until=max(0, own))
+            found.append(DocumentSteps(until=until, read=steps.read.moved(step, samples), next=steps.next.moved(step, samples)))
+            step, samples = step + end.step, samples + end.samples
+        read, following = ([getattr(each, name) for each in found] for name in ("read", "next"))
+        return DocumentSteps(until=until, read=DocumentReads.joined(read), next=DocumentReads.joined(following, only_first=True))
 
     def report(self) -> list[MixtureReport]:
         """Return a printable report of each phase that has an end, with its exact first and last sample of the run. No token is read."""
