@@ -12,11 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.format.layout import Ints
+from niels_cache_runtime.loader.order import MAX_SAMPLES
+from niels_cache_runtime.loader.packing.segments import number_ranges
 from niels_cache_runtime.loader.run_order import RunOrder
 from niels_cache_runtime.loader.source import SampleSource
 from niels_cache_runtime.loader.steps import Position, Steps
 
+Documents = Iterable[int | tuple[int, int, int]]
 _EPOCHS_AHEAD = 3  # the first of them may lack a document, because a phase has a part of it, and a pass may drop the row in the next
 
 
@@ -24,6 +28,7 @@ class DocumentRead(NamedTuple):
     """A row of a batch that holds tokens of a document.
 
     Attributes:
+        index: The index of the document in the request.
         document: The number of the document, example or pair in its split.
         epoch: The epoch of its source.
         step: The step of the run.
@@ -31,10 +36,13 @@ class DocumentRead(NamedTuple):
         row: The row in the batch of this rank.
         first: The first column of the row with a token of the document, 0 to T, as `TokenLoader.trace` counts them.
         end: The column after the last one.
+        offset: The first token of the document that the row has, from the start of the document.
+        tokens: How many tokens it has from there on. With `fim`, they stand in another order, and there are columns between them.
         sample: The number of the sample in the run.
         number: The number of the sample in its source.
     """
 
+    index: int
     document: int
     epoch: int
     step: int
@@ -42,17 +50,20 @@ class DocumentRead(NamedTuple):
     row: int
     first: int
     end: int
+    offset: int
+    tokens: int
     sample: int
     number: int
 
 
 @dataclass(frozen=True, eq=False)
 class DocumentReads:
-    """Rows of batches that hold tokens of documents, sorted by document and sample. Iteration gives a DocumentRead for each.
+    """Rows of batches that hold tokens of documents, sorted by index and sample. Iteration gives a DocumentRead for each.
 
     The attributes are those of DocumentRead, each (n,) int64.
     """
 
+    indices: Ints
     documents: Ints
     epochs: Ints
     steps: Ints
@@ -60,6 +71,8 @@ class DocumentReads:
     rows: Ints
     firsts: Ints
     ends: Ints
+    offsets: Ints
+    tokens: Ints
     samples: Ints
     numbers: Ints
 
@@ -78,7 +91,7 @@ class DocumentReads:
             only_first: Whether to keep only the first row of each document.
         """
         values = np.concatenate([np.stack([*vars(part).values()]) for part in parts], axis=1)
-        values = values[:, np.lexsort((values[7], values[0]))]
+        values = values[:, np.lexsort((values[-2], values[0]))]
         return cls(*(values[:, np.unique(values[0], return_index=True)[1]] if only_first else values))
 
     def chosen(self, which: np.ndarray) -> "DocumentReads":
@@ -106,15 +119,40 @@ class DocumentSteps:
     next: DocumentReads
 
 
+class Wanted(NamedTuple):
+    """Tokens of documents. All arrays are (n,) int64.
+
+    Attributes:
+        documents: The numbers of the documents.
+        starts: The first token of each document that counts.
+        ends: The token after the last one.
+    """
+
+    documents: Ints
+    starts: Ints
+    ends: Ints
+
+    @classmethod
+    def checked(cls, documents: Documents) -> "Wanted":
+        """Return the tokens that a caller gives.
+
+        Raises:
+            NielsCacheError: For a number out of range.
+        """
+        given = [each if isinstance(each, tuple) else (each, 0, MAX_SAMPLES) for each in documents]
+        numbers = [[check_whole("document", number, most=MAX_SAMPLES) for number in each] for each in given]
+        return cls(*np.array(numbers, dtype=np.int64).reshape(-1, 3).T)
+
+
 def find_steps(
-    name: str, source: SampleSource, documents: Ints, *, run_order: RunOrder, steps: Steps, position: Position, until: int
+    name: str, source: SampleSource, wanted: Wanted, *, run_order: RunOrder, steps: Steps, position: Position, until: int
 ) -> DocumentSteps:
     """Return where a run reads documents of a source.
 
     Args:
         name: The name of the source.
         source: The source.
-        documents: (n,) int64, the numbers of the documents, in ascending order, each once.
+        wanted: The documents.
         run_order: The order of the run.
         steps: The steps of the run, of any rank.
         position: Its position.
@@ -125,23 +163,26 @@ def find_steps(
     """
     taken = steps.samples_before(position, until)
 
-    def rows_in(epochs: Iterable[int], wanted: Ints) -> DocumentReads:
-        parts = []
+    def rows_in(epochs: Iterable[int], indices: Ints) -> DocumentReads:
+        indices = indices[wanted.documents[indices].argsort(kind="stable")]
+        documents = wanted.documents[indices]
+        found = []
         for epoch in epochs:
-            found = source.samples_of(wanted, epoch=epoch)
-            samples = run_order.samples_of(name, epoch, found.numbers)
-            parts.append((found.documents, np.full_like(samples, epoch), found.firsts, found.ends, samples, found.numbers))
-        numbers, of_epochs, firsts, ends, samples, of_source = (np.concatenate(each) for each in zip(*parts, strict=True))
-        places = steps.rows_of(position, samples)
-        all_rows = DocumentReads(numbers, of_epochs, *places, firsts, ends, samples, of_source)
-        return all_rows.chosen(all_rows.steps >= 0)
+            rows = source.samples_of(np.unique(documents), epoch=epoch)
+            samples = run_order.samples_of(name, epoch, rows.numbers)
+            found.append((rows.documents, np.full_like(samples, epoch), *rows[2:], samples, rows.numbers))
+        numbers, of_epochs, firsts, ends, offsets, tokens, samples, of_source = map(np.concatenate, zip(*found, strict=True))
+        of_rows, places = number_ranges(documents.searchsorted(numbers), documents.searchsorted(numbers, side="right"))
+        columns = numbers, of_epochs, *steps.rows_of(position, samples), firsts, ends, offsets, tokens, samples, of_source
+        rows = DocumentReads(indices[places], *(column[of_rows] for column in columns))
+        is_inside = (rows.offsets < wanted.ends[rows.indices]) & (rows.offsets + rows.tokens > wanted.starts[rows.indices])
+        return rows.chosen(is_inside & (rows.steps >= 0))
 
-    begun = run_order.epochs_begun(name, taken)
-    rows = rows_in(begun, documents)
+    begun, missing = run_order.epochs_begun(name, taken), np.arange(len(wanted.documents))
+    rows = rows_in(begun, missing)
     following = [rows.chosen(rows.samples >= taken)]
-    missing = documents
     for epoch in range(begun.stop, begun.stop + _EPOCHS_AHEAD):
-        missing = np.setdiff1d(missing, following[-1].documents)
+        missing = np.setdiff1d(missing, following[-1].indices)
         if not len(missing):
             break
         following.append(rows_in([epoch], missing))

@@ -7,11 +7,10 @@ at any step. A batch costs one gather (one indexed numpy read) for each source t
 """
 
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -20,13 +19,13 @@ from niels_cache_runtime.cache.gather import resolve_device
 from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.catalog_text import as_html
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Ints, Side, Split
+from niels_cache_runtime.format.layout import Side, Split
+from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks import BlockVisit
-from niels_cache_runtime.loader.document_steps import DocumentSteps, find_steps
+from niels_cache_runtime.loader.document_steps import Documents, DocumentSteps, Wanted, find_steps
 from niels_cache_runtime.loader.growth import earlier_epochs, resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
-from niels_cache_runtime.loader.order import MAX_SAMPLES
 from niels_cache_runtime.loader.packing.documents import PackedDocuments
 from niels_cache_runtime.loader.packing.fim import FIM
 from niels_cache_runtime.loader.preference.batch import make_maker
@@ -271,6 +270,11 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         return {name: source.samples for name, source in self._sources.items()}
 
     @property
+    def metas(self) -> dict[str, Meta | None]:
+        """The content of meta.json of each source, by name. None for a folder without one."""
+        return {name: source.meta for name, source in self._sources.items()}
+
+    @property
     def _title(self) -> str:
         sizes = f"T={self.T}, B={self.B}, rank {self.rank} of {self.world_size}, {self.device}"
         return f"{sizes}; step {self.step:,}, {self.samples:,} samples taken"
@@ -439,14 +443,14 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         Raises:
             NielsCacheError: For an unknown source, and for a document that it does not have.
         """
-        name, numbers = self._wanted(source, [document])
+        name, wanted = self._wanted(source, [document])
         epoch = check_whole("epoch", epoch, most=_MOST_EPOCHS)
-        found = self._sources[name].samples_of(numbers, epoch=epoch)
+        found = self._sources[name].samples_of(wanted.documents, epoch=epoch)
         samples = self._run_order.samples_of(name, epoch, found.numbers).tolist()
         return [(None if sample < 0 else sample, column) for sample, column in zip(samples, found.firsts.tolist(), strict=True)]
 
     def steps_of(
-        self, documents: Iterable[int], *, source: str | None = None, until: int | None = None, side: Side | None = None
+        self, documents: Documents, *, source: str | None = None, until: int | None = None, side: Side | None = None
     ) -> DocumentSteps:
         """Return the steps, ranks and rows that hold tokens of documents, in all epochs so far, and where each comes next.
 
@@ -455,7 +459,8 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         not rearrange because its text has a sentinel ends three columns earlier than said here.
 
         Args:
-            documents: The numbers of documents, examples or pairs in their split, counted from 0.
+            documents: The numbers of documents, examples or pairs in their split, counted from 0. With (number, start, end), only the
+                tokens start to end - 1 count, from the start of the document, example or side.
             source: The name of the source. It may be left out if there is only one.
             until: The number of steps that count as read, which may be later than the loader's. None means `step`.
             side: For preference pairs, the side whose columns are given; see `trace`.
@@ -467,24 +472,23 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             NielsCacheError: For an unknown source, a document that it does not have, a split without document ends, and for a step after
                 the end of the run.
         """
-        name, numbers = self._wanted(source, documents)
+        name, wanted = self._wanted(source, documents)
         return find_steps(
             name,
             side_of(self._sources[name], side),
-            numbers,
+            wanted,
             run_order=self._run_order,
             steps=self._steps,
             position=self.position,
             until=self.step if until is None else check_whole("until", until),
         )
 
-    def _wanted(self, source: str | None, documents: Iterable[int]) -> tuple[str, Ints]:
-        """Return the name of the source, and the numbers of documents in ascending order, each once."""
+    def _wanted(self, source: str | None, documents: Documents) -> tuple[str, Wanted]:
+        """Return the name of the source, and the tokens of documents that are wanted."""
         name = self.names[0] if source is None and len(self.names) == 1 else source
         if name not in self._sources:
             raise NielsCacheError(f"source={source!r}: must be one of {', '.join(self.names)}")
-        numbers = [check_whole("document", document, most=MAX_SAMPLES) for document in documents]
-        return name, np.unique(np.array(numbers, dtype=np.int64))
+        return name, Wanted.checked(documents)
 
     def report(self, steps: int) -> MixtureReport:
         """Return a printable report of the next steps: configured and actual shares, epochs and repetitions of every source.

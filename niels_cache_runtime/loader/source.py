@@ -103,12 +103,16 @@ class DocumentRows(NamedTuple):
         numbers: The number of the sample in its source.
         firsts: The first column of the row that the document has, among T+1.
         ends: The column after the last one.
+        offsets: The first token of the document that the row has, from the start of the document.
+        tokens: How many tokens it has from there on. These are as many as the columns, but for what FIM adds.
     """
 
     documents: Ints
     numbers: Ints
     firsts: Ints
     ends: Ints
+    offsets: Ints
+    tokens: Ints
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,9 +187,9 @@ class SampleSource(Protocol):
 
 
 def check_numbers(folder: str, documents: Ints, count: int) -> None:
-    """Raise NielsCacheError if `documents`, which are in ascending order, are not among `count` documents."""
-    if documents.size and documents[-1] >= count:
-        raise NielsCacheError(f"document={documents[-1]}: {folder} has documents 0 to {count - 1}")
+    """Raise NielsCacheError if some of these numbers are not below `count`."""
+    if documents.max(initial=-1) >= count:
+        raise NielsCacheError(f"document={documents.max()}: {folder} has documents 0 to {count - 1}")
 
 
 NamedSources = Mapping[str, SampleSource]  # the sources of a run by name, in its order

@@ -176,7 +176,7 @@ class PretrainWindows:
         which, numbers = number_ranges(*self._windows_over(starts, ends))
         begins = self._starts(numbers)
         firsts, lasts = np.maximum(starts[which] - begins, 0), np.minimum(ends[which] - begins, self.T + 1)
-        return DocumentRows(documents[which], numbers, firsts, lasts)
+        return DocumentRows(documents[which], numbers, firsts, lasts, begins + firsts - starts[which], lasts - firsts)
 
     def _windows_over(self, starts: Ints, ends: Ints, first: Ints | int = 0, stop: Ints | int | None = None) -> tuple[Ints, Ints]:
         """Return the first window, of those from `first` to `stop` - 1, that reaches into each range of tokens, and the one after the last.
@@ -188,7 +188,7 @@ class PretrainWindows:
         return first + begin, np.maximum(first + begin, end)
 
     def _bounds_of(self, documents: Ints) -> tuple[Ints, Ints]:
-        """Return the first token in the stream of these documents, in ascending order, and their ends.
+        """Return the first token in the stream of these documents, and their ends.
 
         Raises:
             NielsCacheError: For a document that the split does not have, and for a split without document ends.

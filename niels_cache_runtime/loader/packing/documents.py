@@ -169,13 +169,14 @@ class PackedDocuments(PretrainWindows):
         documents = documents[documents < plan.documents]
         rows = plan.rows_of(documents, self._keys_of(epoch))
         numbers = np.unique(rows)
-        segments, starts, bos, _ = self._segments_of(numbers, epoch)
+        segments, starts, bos, fim = self._segments_of(numbers, epoch)
         of_pieces = np.asarray(self.doc_ends).view(IDX_DTYPE).searchsorted(starts, side="right")
         own = np.flatnonzero(np.isin(of_pieces, documents))
         if len(own) != len(rows):
             raise plan.damaged("full_counts")
-        ends = segments.columns + segments.lengths
-        return DocumentRows(of_pieces[own], numbers[segments.rows[own]], (segments.columns + bos)[own], ends[own])
+        firsts, ends = segments.columns + bos, segments.columns + segments.lengths
+        columns = of_pieces, numbers[segments.rows], firsts, ends, starts - self._bounds_of(of_pieces)[0]
+        return DocumentRows(*(column[own] for column in (*columns, ends - firsts - (0 if fim is None else GROWTH * fim))))
 
     def plan_of(self, documents: int) -> DocumentPlan:
         """Return the plan of the first documents of the split, from its file if there is one."""

@@ -265,8 +265,9 @@ class PackedExamples:
         numbers = np.unique(self._shapes.row_starts.searchsorted(places, side="right") - 1)
         segments, chosen = self._segments(numbers, epoch)
         own = np.flatnonzero(wanted[chosen])
-        columns, lengths = segments.columns[own], segments.lengths[own]
-        return DocumentRows(ordinals[chosen[own]], numbers[segments.rows[own]], columns, columns + lengths)
+        columns, lengths, chosen = segments.columns[own], segments.lengths[own], chosen[own]
+        offsets = kept.starts[chosen] - kept.example_starts[chosen]
+        return DocumentRows(ordinals[chosen], numbers[segments.rows[own]], columns, columns + lengths, offsets, lengths)
 
     def blocks(self, files: int) -> SourceBlocks:
         """Return one block, because a split of conversations is one file."""
