@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.base.wording import format_count
-from niels_cache_assets.cli.command import WHERE, Command, option, raise_invalid, whole_number
+from niels_cache_assets.cli.command import WHERE, Command, option, whole_number
 from niels_cache_assets.cli.console import display, mark, new_table, print_json, styled
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from niels_cache_inspection.origins import BatchRow, Segment, TracedCache
-    from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.loader.trace import TokenOrigin
     from niels_cache_runtime.remote.local_copy import LocalCopy
 
@@ -77,7 +75,7 @@ ranks. trace rejects a cache that changed after the state was saved.""",
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the origin of the batch."""
-    from niels_cache_inspection.loader_states import read_loader_state
+    from niels_cache_inspection.loader_states import open_loader, read_loader_state
     from niels_cache_inspection.origins import BatchRow, caches_of
     from niels_cache_runtime.loader.trace import BatchTrace
 
@@ -88,8 +86,8 @@ def run(arguments: argparse.Namespace) -> None:
     state = read_loader_state(arguments.state)
     copies: list[LocalCopy] = []  # they keep the lineage and the tokenizers until these are read
     with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as copy:
-        loader = _open_loader(arguments.state, state, dict(arguments.sources), copy=copy)
-        trace = loader.trace(arguments.step, rank=arguments.rank, side=arguments.side)
+        loader = open_loader(arguments.state, state, dict(arguments.sources), copy=copy)
+        trace = loader.trace(arguments.step, rank=arguments.rank, **({"side": arguments.side} if arguments.side else {}))
         assert isinstance(trace, BatchTrace)  # because no row is given
         if arguments.row is not None:
             trace.token(arguments.row, arguments.column or 0)  # raises an error for a row or column out of range
@@ -135,42 +133,6 @@ def _fetch_beside(copy: str, copies: list[LocalCopy], folder: str) -> Path:
     build, _ = opened.open(address)
     files = [path for path in build.published.meta["files"] if path.startswith(lineage)]
     return opened.fetch_of(build, [*files, TOKENIZER]) / split
-
-
-def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, copy: str) -> TokenLoader:
-    """Return the loader. If the state names an address, its local copy is in the folder `copy`.
-
-    Raises:
-        NielsCacheError: If a cache is missing or has changed, or if the state is invalid.
-    """
-    from niels_cache_runtime.loader.loader import TokenLoader
-    from niels_cache_runtime.remote.split_location import Copy
-    from niels_cache_runtime.remote.store import is_address
-
-    try:
-        folders = {name: str(source["folder"]) for name, source in state["sources"].items()}
-        for name in moved:
-            if name not in folders:
-                raise_invalid("--source", "no data set", name, folders)
-        named = {**folders, **moved}
-        is_remote = any(map(is_address, named.values()))
-        changes: dict[str, Any] = {"remote": Copy(dir=copy, limit=sys.maxsize)} if is_remote else {}
-        for name, folder in named.items():
-            if not is_address(folder) and not _is_split(Path(folder)):
-                seen_from = "" if Path(folder).is_absolute() else f" (seen from {Path.cwd()})"
-                raise NielsCacheError(f"{name}: {folder} does not exist{seen_from}; if you moved it, add --source {name}=FOLDER")
-        # The state of a DataLoader worker has its own position; steps are counted over all workers.
-        return TokenLoader.from_state({key: value for key, value in state.items() if key != "worker"}, moved, **changes)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise NielsCacheError(
-            f"{path}: the loader state in it is invalid ({error!r}): it is incomplete or was edited; give an unchanged one"
-        ) from error
-
-
-def _is_split(folder: Path) -> bool:
-    from niels_cache_runtime.format.layout import Split, tokens_name
-
-    return folder.is_dir() or (folder.parent / tokens_name(cast(Split, folder.name))).exists()
 
 
 def print_row(row: BatchRow, cache: TracedCache, *, whole: bool) -> None:

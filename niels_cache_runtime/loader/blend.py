@@ -121,6 +121,20 @@ class Blend:
         segment = next(earlier, self._segments[-1])
         return segment.position(source, rounds) * self._lanes + lane if segment.weights[source] else None
 
+    def positions(self, source: int, numbers: Ints) -> Ints:
+        """Return `position` of many samples of a source, (n,) int64, with -1 in place of None. `numbers` is below 2**43."""
+        rounds, lanes = np.divmod(numbers, self._lanes)
+        found = np.full_like(numbers, -1)
+        of_segment = np.array([segment.before[source] for segment in self._segments[1:]], dtype=np.int64).searchsorted(rounds, side="right")
+        for index in np.unique(of_segment).tolist():
+            segment = self._segments[index]
+            if segment.weights[source]:
+                own = np.flatnonzero(of_segment == index)
+                periods, numbers_in_period = np.divmod(rounds[own] - segment.before[source], segment.weights[source])
+                slots = segment.slots[segment.slot_starts[source] + numbers_in_period]
+                found[own] = (segment.first + periods * segment.period + slots) * self._lanes + lanes[own]
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Segment:

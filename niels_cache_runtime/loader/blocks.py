@@ -143,17 +143,22 @@ class BlockOrder:
         return found
 
     def positions(self, numbers: Ints, epoch: int) -> Ints:
-        """Return the place of each sample number in an epoch, (n,) int64: the inverse of `at`."""
+        """Return the place of each sample number in an epoch, (n,) int64: the inverse of `at`. It is -1 for samples of no block of it."""
         row = self.row(epoch)
+        firsts = np.full(len(self.starts), -1, dtype=np.int64)  # the first cell of each block, and -1 after the last one
+        firsts[row.blocks] = row.ends - self._sizes[row.blocks]
         blocks = self.starts.searchsorted(numbers, side="right") - 1
-        inside = numbers - self.starts[blocks]
-        for place, block in enumerate(blocks.tolist()):
+        found = np.full_like(numbers, -1)
+        for block in np.unique(blocks[firsts[blocks] >= 0]).tolist():
+            own = np.flatnonzero(blocks == block)
+            inside = numbers[own] - self.starts[block]
             if self._shuffle:
-                inside[place : place + 1] = self._order_in(block).positions(inside[place : place + 1], epoch)
-        cells = inside + (row.ends - self._sizes[row.blocks])[row.blocks.argsort()[self._used.searchsorted(blocks)]]
-        lanes = row.cuts.searchsorted(cells, side="right") - 1
-        in_lane = np.where(lanes % 2 == 0, cells - row.cuts[lanes], row.cuts[lanes + 1] - 1 - cells)
-        return in_lane * self.lanes + (lanes - row.first_lane) % self.lanes
+                inside = self._order_in(block).positions(inside, epoch)
+            cells = inside + firsts[block]
+            lanes = row.cuts.searchsorted(cells, side="right") - 1
+            in_lane = np.where(lanes % 2 == 0, cells - row.cuts[lanes], row.cuts[lanes + 1] - 1 - cells)
+            found[own] = in_lane * self.lanes + (lanes - row.first_lane) % self.lanes
+        return found
 
     def start(self, epoch: int) -> int:
         """Return the number c of the first sample of an epoch."""

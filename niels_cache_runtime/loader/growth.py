@@ -149,7 +149,7 @@ def _earlier_fingerprints(source: PretrainWindows, samples: int, phases: Sequenc
         if isinstance(source, PackedDocuments):
             may_be = [documents] == [*phases[-1:]]
         else:
-            may_be = tokens > source.T and source.samples_of(tokens) == samples
+            may_be = tokens > source.T and source.count_samples(tokens) == samples
         if may_be:
             files = {name: listed[name] for name in (f"{source.split}/{shard_name(number)}" for number in range(shards))}
             files[doc_ends_name(source.split)] = doc_ends_entry(source.doc_ends[:documents])

@@ -20,13 +20,16 @@ from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.catalog_text import as_html
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Side, Split
+from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks import BlockVisit
+from niels_cache_runtime.loader.document_steps import Documents, DocumentSteps, Wanted, find_steps
 from niels_cache_runtime.loader.growth import earlier_epochs, resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
 from niels_cache_runtime.loader.packing.documents import PackedDocuments
 from niels_cache_runtime.loader.packing.fim import FIM
 from niels_cache_runtime.loader.preference.batch import make_maker
+from niels_cache_runtime.loader.preference.rows import side_of
 from niels_cache_runtime.loader.prefetch import prefetched_batches
 from niels_cache_runtime.loader.remote.opening import Sources
 from niels_cache_runtime.loader.report import MixtureReport, make_report
@@ -61,6 +64,8 @@ from niels_cache_runtime.loader.steps import BatchSizes, Position, Steps
 from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin, trace_samples
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.split_location import Copy
+
+_MOST_EPOCHS = 2**31
 
 
 class _NoDataLoaderError(NielsCacheError, AttributeError):
@@ -266,6 +271,11 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         return {name: source.samples for name, source in self._sources.items()}
 
     @property
+    def metas(self) -> dict[str, Meta | None]:
+        """The content of meta.json of each source, by name. None for a folder without one."""
+        return {name: source.meta for name, source in self._sources.items()}
+
+    @property
     def _title(self) -> str:
         sizes = f"T={self.T}, B={self.B}, rank {self.rank} of {self.world_size}, {self.device}"
         return f"{sizes}; step {self.step:,}, {self.samples:,} samples taken"
@@ -421,26 +431,66 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         return found if row is None and column is None else found.token(row or 0, column or 0)
 
     def find(self, document: int, *, source: str | None = None, epoch: int = 0) -> list[tuple[int | None, int]]:
-        """Return the rows of an epoch that a document is in: `trace` backwards, for packed documents.
+        """Return the rows of an epoch that hold tokens of a document.
 
         Args:
-            document: The number of the document in its split, counted from 0.
+            document: The number of the document, example or pair in its split, counted from 0.
             source: The name of the source. It may be left out if there is only one.
             epoch: The epoch of the source, counted from 0.
 
         Returns:
-            For each piece of the document, the number of the sample in the run, and the column at which the piece begins. The number is
-            None if the weights exclude the source before it comes there. A document of one token has no piece.
+            For each row, the number of the sample in the run, and the first column that the document has. The number is None if the weights
+            exclude the source before it comes there. In packed rows, a document of one token has no row.
 
         Raises:
-            NielsCacheError: For another source than one of packed documents, and for a document that it does not have in this epoch.
+            NielsCacheError: For an unknown source, and for a document that it does not have.
         """
+        name, wanted = self._wanted(source, [document])
+        epoch = check_whole("epoch", epoch, most=_MOST_EPOCHS)
+        found = self._sources[name].samples_of(wanted.documents, epoch=epoch)
+        samples = self._run_order.samples_of(name, epoch, found.numbers).tolist()
+        return [(None if sample < 0 else sample, column) for sample, column in zip(samples, found.firsts.tolist(), strict=True)]
+
+    def steps_of(
+        self, documents: Documents, *, source: str | None = None, until: int | None = None, side: Side | None = None
+    ) -> DocumentSteps:
+        """Return the steps, ranks and rows that hold tokens of documents, in all epochs so far, and where each comes next.
+
+        This is `trace` backwards: an entry for each row of which `trace` says that it has a token of the document, be it only as a target.
+        No token is read, so entries are exact also for a cache whose shards are elsewhere, but for one thing: a document that `fim` does
+        not rearrange because its text has a sentinel ends three columns earlier than said here.
+
+        Args:
+            documents: The numbers of documents, examples or pairs in their split, counted from 0. With (number, start, end), only the
+                tokens start to end - 1 count, from the start of the document, example or side.
+            source: The name of the source. It may be left out if there is only one.
+            until: The number of steps that count as read, which may be later than the loader's. None means `step`.
+            side: For preference pairs, the side whose columns are given; see `trace`.
+
+        Returns:
+            The rows before `until`, and the next one of each document.
+
+        Raises:
+            NielsCacheError: For an unknown source, a document that it does not have, a split without document ends, and for a step after
+                the end of the run.
+        """
+        name, wanted = self._wanted(source, documents)
+        return find_steps(
+            name,
+            side_of(self._sources[name], side),
+            wanted,
+            run_order=self._run_order,
+            steps=self._steps,
+            position=self.position,
+            until=self.step if until is None else check_whole("until", until),
+        )
+
+    def _wanted(self, source: str | None, documents: Documents) -> tuple[str, Wanted]:
+        """Return the name of the source, and the tokens of documents that are wanted."""
         name = self.names[0] if source is None and len(self.names) == 1 else source
-        if name not in self._packed:
-            known = f"choose from {', '.join(self._packed)}" if self._packed else "it needs a pretrain split and packing='best_fit'"
-            raise NielsCacheError(f"find: source={source!r} is not one of packed documents; {known}")
-        numbers, columns = self._packed[name].find(document, epoch=check_whole("epoch", epoch))
-        return list(zip(self._run_order.samples_of(name, epoch, numbers), columns.tolist(), strict=True))
+        if name not in self._sources:
+            raise NielsCacheError(f"source={source!r}: must be one of {', '.join(self.names)}")
+        return name, Wanted.checked(documents)
 
     def report(self, steps: int) -> MixtureReport:
         """Return a printable report of the next steps: configured and actual shares, epochs and repetitions of every source.
@@ -571,7 +621,8 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         """The steps of this rank, in the present order of the run."""
         run_order, epochs = self._run_order, self._settings.epochs
         end = (lambda start: run_order.end_of_pass(start, epochs=epochs)[0]) if epochs else None
-        return Steps(rank=self.rank, drop_last=self._settings.drop_last, end_of_pass=end)
+        once = self._settings.on_exhausted == "raise"
+        return Steps(rank=self.rank, drop_last=self._settings.drop_last, end_of_pass=end, once=once)
 
     def _end_pass(self) -> None:
         self._raise_if_exhausted()

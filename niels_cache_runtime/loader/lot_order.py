@@ -105,7 +105,7 @@ class LotRunOrder(RunOrder):
             first_epochs = [order.began[1] for order in orders]
             sizes = [order.samples for order in orders]
             *firsts, count = np.cumsum([0, *(np.diff([*first_epochs, first_epochs[-1] + 1]) * sizes)]).tolist()
-            epochs = Epochs([*zip(firsts, sizes, strict=True)], first_epochs)
+            epochs = Epochs([*zip(firsts, [max(1, size) for size in sizes], strict=True)], first_epochs)
             found.append((following, orders, epochs))
             counts.append(count)
             self.after[name] = [end or 0, inputs - count * settings.T]
@@ -123,6 +123,11 @@ class LotRunOrder(RunOrder):
         )
         self._next, self._orders, self._epochs = map(list, zip(*found, strict=True))
         self.lanes, self._grown = lots.lanes, [*range(len(found))]  # their epochs differ in length, as if they had grown
+
+    def samples_of(self, name: str, epoch: int, numbers: Ints) -> Ints:
+        if self.end is not None and epoch > self._epochs[self.names.index(name)].first_epochs[-1]:  # the last of the phase
+            return np.full_like(numbers, -1)
+        return super().samples_of(name, epoch, numbers)
 
     def epochs_read(self, samples: int) -> list[Fraction]:
         """Return how often each source was read after the phase."""

@@ -31,6 +31,11 @@ class LotWindows(PretrainWindows):
         """Return the lots."""
         return SourceBlocks(samples=self._lot_samples, files=self._lots, tails=np.zeros_like(self._lots[1:]))
 
+    def _windows_over(self, starts: Ints, ends: Ints, first: Ints | int = 0, stop: Ints | int | None = None) -> tuple[Ints, Ints]:
+        lots = self._edges.searchsorted(starts, side="right") - 1
+        edges = self._edges[lots]
+        return super()._windows_over(starts - edges, ends - edges, self._lot_samples[lots], self._lot_samples[lots + 1])
+
     def _starts(self, numbers: Ints) -> Ints:
         numbers = self._checked(numbers, self.samples)
         lots = self._lot_samples.searchsorted(numbers, side="right") - 1

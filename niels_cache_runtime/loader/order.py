@@ -68,8 +68,10 @@ class Order:
         return permute(positions.astype(np.uint64), self._n, self._sides, self._keys(epoch)).view(np.int64)
 
     def positions(self, numbers: Ints, epoch: int) -> Ints:
-        """Return the position of each sample number in an epoch, (m,) int64: the inverse of `at`."""
-        return permute(numbers.astype(np.uint64), self._n, self._sides, self._keys(epoch), backwards=True).view(np.int64)
+        """Return the position of each sample number in an epoch, (m,) int64: the inverse of `at`. It is -1 for a number of n or more."""
+        known = np.minimum(numbers, self._n - 1).astype(np.uint64)
+        found = permute(known, self._n, self._sides, self._keys(epoch), backwards=True).view(np.int64)
+        return np.where(numbers < self._n, found, -1)
 
     def _keys(self, epoch: int) -> Uints:
         newest, keys = self._newest_keys  # read and written as one pair, so that threads may share an order

@@ -18,7 +18,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from niels_cache_runtime.cache.checks import NamesArguments, check_positive, check_whole
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.loader.batch import Batch
+from niels_cache_runtime.loader.document_steps import DocumentReads, Documents, DocumentSteps
 from niels_cache_runtime.loader.loader import NotADataLoader, TokenLoader
 from niels_cache_runtime.loader.lot_order import LotRunOrder
 from niels_cache_runtime.loader.report import MixtureReport, make_report
@@ -29,7 +31,7 @@ from niels_cache_runtime.loader.trace import BatchTrace
 
 FORMAT = "niels_cache_runtime.PhasedLoader"
 VERSION = 1  # must change whenever the same documents, seed and phases would give other lots
-_REFUSED = {"T", "B", "weights", "packing", "epochs", "on_exhausted", "order", "stride", "remote", "sft"}
+REFUSED = {"T", "B", "weights", "packing", "epochs", "on_exhausted", "order", "stride", "remote", "sft"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +132,7 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         if not isinstance(phases, Sequence) or {*map(type, phases)} != {Phase}:
             raise NielsCacheError(f"phases={phases!r:.60}: must be a list of phases, such as Phase(tokens=2_000_000_000, T=2048, B=32)")
         self.phases = tuple(phases)
-        for name in settings.keys() & _REFUSED:
+        for name in settings.keys() & REFUSED:
             raise NielsCacheError(
                 f"{name}: is not for a PhasedLoader; leave it out, or give T, B, tokens, weights and packing to each Phase"
             )
@@ -175,6 +177,11 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
     def tokens(self) -> int:
         """The number of inputs taken so far, on all ranks, padding included."""
         return sum(loader.samples * loader.T for loader in self._loaders)
+
+    @property
+    def metas(self) -> dict[str, Meta | None]:
+        """The content of meta.json of each source, by name."""
+        return self._loaders[0].metas
 
     def __len__(self) -> int:
         """Return how many batches this rank has left.
@@ -261,6 +268,22 @@ class PhasedLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             own, samples, number = own - end.step, samples + end.samples, number + 1
         found: Any = self._loaders[number].trace(own, rank=rank)
         return replace(found, step=step, samples=found.samples + samples)
+
+    def steps_of(self, documents: Documents, *, source: str | None = None, until: int | None = None) -> DocumentSteps:
+        """Return the steps, ranks and rows that hold tokens of documents, in all phases so far, and where each comes next.
+
+        See `TokenLoader.steps_of`. Steps and samples are counted over all phases, and `numbers` in each phase by itself.
+        """
+        given, found = [*documents], list[DocumentSteps]()
+        until, step, samples = self.step if until is None else check_whole("until", until), 0, 0
+        for loader in self._loaders:
+            end = loader.end
+            own = until - step if loader is self._loaders[-1] else min(until - step, end.step)
+            steps = loader.steps_of(given, source=source, until=max(0, own))
+            found.append(DocumentSteps(until=until, read=steps.read.moved(step, samples), next=steps.next.moved(step, samples)))
+            step, samples = step + end.step, samples + end.samples
+        read, following = ([getattr(each, name) for each in found] for name in ("read", "next"))
+        return DocumentSteps(until=until, read=DocumentReads.joined(read), next=DocumentReads.joined(following, only_first=True))
 
     def report(self) -> list[MixtureReport]:
         """Return a printable report of each phase that has an end, with its exact first and last sample of the run. No token is read."""

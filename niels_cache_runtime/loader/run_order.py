@@ -153,12 +153,22 @@ class RunOrder:
                 numbers[places] = orders[self._epochs[source].phase(epoch)].at(numbers[places], epoch)
         return SampleLocations(sources, epochs, numbers, groups[0][:2] if len(groups) == 1 else None)
 
-    def samples_of(self, name: str, epoch: int, numbers: Ints) -> list[int | None]:
-        """Return the samples of the run at which an epoch of a source comes to its samples `numbers`, or None where it never does."""
+    def samples_of(self, name: str, epoch: int, numbers: Ints) -> Ints:
+        """Return the samples of the run at which an epoch of a source comes to its samples `numbers`, (n,), or -1 where it never does.
+
+        This is `locate` backwards.
+        """
         source = self.names.index(name)
         epochs, orders = self._epochs[source], self._orders[source]
-        places = orders[epochs.phase(epoch)].positions(numbers, epoch) if orders else numbers
-        return [self.blend.position(source, epochs.start(epoch) + place) for place in places.tolist()]
+        phase = epochs.phase(epoch)
+        places = orders[phase].positions(numbers, epoch) if orders else np.where(numbers < epochs.phases[phase][1], numbers, -1)
+        return np.where(places < 0, -1, self.blend.positions(source, epochs.start(epoch) + places.clip(0)))
+
+    def epochs_begun(self, name: str, samples: int) -> range:
+        """Return the epochs of a source that have begun after the first `samples` samples of the run, and the one that comes next."""
+        source = self.names.index(name)
+        epochs = self._epochs[source]
+        return range(int(epochs.first_epochs[0]), int(epochs.at(self.blend.counts(samples)[[source]])[0][0]) + 1)
 
     def epochs_read(self, samples: int) -> list[Fraction]:
         """Return how often each source was read after the first `samples` samples of the run; see Epochs.read."""

@@ -9,8 +9,9 @@ samples and their order.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Bools, Floats, Ints, Tokens
 from niels_cache_runtime.format.meta import Meta
 
@@ -94,6 +95,26 @@ class TokenOrigins:
     document_offsets: Ints
 
 
+class DocumentRows(NamedTuple):
+    """The rows of an epoch with tokens of some documents: an entry for each document and row. All arrays are (n,) int64.
+
+    Attributes:
+        documents: The number of the document (or example) in its split.
+        numbers: The number of the sample in its source.
+        firsts: The first column of the row that the document has, among T+1.
+        ends: The column after the last one.
+        offsets: The first token of the document that the row has, from the start of the document.
+        tokens: How many tokens it has from there on. These are as many as the columns, but for what FIM adds.
+    """
+
+    documents: Ints
+    numbers: Ints
+    firsts: Ints
+    ends: Ints
+    offsets: Ints
+    tokens: Ints
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SourceBlocks:
     """A source that is cut into blocks of consecutive files. All arrays are int64.
@@ -154,8 +175,25 @@ class SampleSource(Protocol):
     def origins(self, numbers: Ints, *, epoch: int) -> TokenOrigins:
         """Return the origin of every token of the samples `numbers` (n,) of an epoch."""
 
+    def samples_of(self, documents: Ints, *, epoch: int) -> DocumentRows:
+        """Return the samples of an epoch with tokens of these documents: `origins` backwards. No token is read.
+
+        Args:
+            documents: (n,) int64, the numbers of documents, in ascending order, each once.
+            epoch: The epoch.
+
+        Raises:
+            NielsCacheError: For a document that the split does not have, and for a split without document ends.
+        """
+
     def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` files each. The last block may have fewer."""
+
+
+def check_numbers(folder: str, documents: Ints, count: int) -> None:
+    """Raise NielsCacheError if some of these numbers are not below `count`."""
+    if documents.max(initial=-1) >= count:
+        raise NielsCacheError(f"document={documents.max()}: {folder} has documents 0 to {count - 1}")
 
 
 NamedSources = Mapping[str, SampleSource]  # the sources of a run by name, in its order

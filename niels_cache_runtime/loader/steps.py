@@ -7,8 +7,9 @@ pass reads `epochs` epochs of the sources and may end within a step. The last ba
 With M machines, machine m takes the samples k with k mod M = m, and its ranks divide these in the same way (`blocks` explains why).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from niels_cache_runtime.format.layout import Ints
 
 _MAX_SAMPLES = 2**60
 _MAX_ROWS = 2**31
+_PASSES_AHEAD = 1000
 
 
 class BatchSizes(NamedTuple):
@@ -55,6 +57,16 @@ class BatchSizes(NamedTuple):
         of_machine = -(-max(0, count - skipped) // self.machines)
         share = np.arange(-(-place * of_machine // ranks), -(-(place + 1) * of_machine // ranks), dtype=np.int64)
         return first + skipped + self.machines * share
+
+    def find(self, samples: Ints, firsts: Ints, counts: Ints) -> tuple[Ints, Ints]:
+        """Return the rank of each sample, and its row in the batch of this rank: `samples_of_rank` backwards. All arrays are (n,)."""
+        ranks = self.world_size // self.machines
+        machine = samples % self.machines
+        skipped = (machine - firsts) % self.machines
+        of_machine = -(-(counts - skipped) // self.machines)
+        number = (samples - firsts - skipped) // self.machines
+        place = number * ranks // of_machine
+        return machine * ranks + place, number - -(-place * of_machine // ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +108,13 @@ class Steps:
         rank: The number of this rank.
         drop_last: Whether the smaller batch at the end of a pass is dropped.
         end_of_pass: A function of a pass's first sample that returns the sample at which the pass ends. None for a run without end.
+        once: Whether the run ends with the pass.
     """
 
     rank: int
     drop_last: bool
     end_of_pass: Callable[[int], int] | None
+    once: bool = False
 
     def end(self, position: Position) -> int | None:
         """Return the sample at which the pass of this position ends."""
@@ -187,6 +201,57 @@ class Steps:
         if count <= 0 or (count < sizes.rows and self.drop_last and index + 1 == len(position.batches)):
             raise NielsCacheError(f"step={step}: this run ends before it, at sample {later}")
         return sizes.samples_of_rank(rank, first, count)
+
+    def stretches(self, position: Position) -> Iterator[tuple[BatchSizes, BatchSizes | None]]:
+        """Yield the parts of the run with batches of one size: each from its first step to that of the next, or None without an end.
+
+        The last batch of a part may be smaller, or dropped. The run ends after the pass of `position`, or goes on with other passes.
+        """
+        yield from pairwise(position.batches)
+        begin = position.sizes
+        if self.end_of_pass is None:
+            yield begin, None
+            return
+        for _ in range(_PASSES_AHEAD):
+            following = self.next_pass(position)
+            end = begin._replace(step=following.step, samples=following.samples)
+            yield begin, end
+            if self.once or following == position:
+                return
+            begin, position = end, following
+
+    def samples_before(self, position: Position, step: int) -> int:
+        """Return how many samples of the run come before a step. What a pass has dropped before it counts, too.
+
+        Raises:
+            NielsCacheError: If the run ends before.
+        """
+        for begin, end in self.stretches(position):
+            if end is None or step < end.step:
+                return begin.samples + (step - begin.step) * begin.rows
+            if step == end.step:
+                return end.samples
+        raise NielsCacheError(f"until={step}: this run ends before that step")
+
+    def rows_of(self, position: Position, samples: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return the step, rank and row of each sample of the run, all (n,): `find` backwards.
+
+        They are -1 for a sample that is dropped at the end of a pass, after the end of the run, or after many more passes.
+        """
+        found = np.full((3, len(samples)), -1, dtype=np.int64)
+        last = samples.max(initial=-1)
+        for begin, end in self.stretches(position):
+            if begin.samples > last:
+                break
+            own = np.flatnonzero((samples >= begin.samples) & (samples < (last + 1 if end is None else end.samples)))
+            steps = (samples[own] - begin.samples) // begin.rows
+            firsts, counts = begin.samples + steps * begin.rows, np.full_like(own, begin.rows)
+            if end is not None:
+                read = steps < end.step - begin.step
+                own, steps, firsts = own[read], steps[read], firsts[read]
+                counts = np.minimum(begin.rows, end.samples - firsts)
+            found[:, own] = begin.step + steps, *begin.find(samples[own], firsts, counts)
+        return found[0], found[1], found[2]
 
 
 def position_to_state(position: Position) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Array, Ints, Tokens, doc_ends_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, is_foreign
 from niels_cache_runtime.loader.documents import find_boundaries
-from niels_cache_runtime.loader.source import Heads, SampleRows, SourceBlocks, TokenOrigins
+from niels_cache_runtime.loader.packing.segments import number_ranges
+from niels_cache_runtime.loader.source import DocumentRows, Heads, SampleRows, SourceBlocks, TokenOrigins, check_numbers
 
 _PROBE_BYTES = 4096
 
@@ -81,7 +82,7 @@ class PretrainWindows:
         self._stream_starts = self._stream_ends - mapped.shard_lengths
         total = int(self._stream_ends[-1]) if self.files else 0
         check_has_window(folder, total, T=T)
-        self.samples = self.samples_of(total)
+        self.samples = self.count_samples(total)
         self.tokens = self.samples * T
         self.examples: int | None = None
         self.packs = False
@@ -99,7 +100,7 @@ class PretrainWindows:
         """The name of the split."""
         return os.path.basename(self.path)
 
-    def samples_of(self, tokens: int) -> int:
+    def count_samples(self, tokens: int) -> int:
         """Return the number of samples in a stream of more than T tokens."""
         return (tokens - self.T - 1) // self.stride + 1
 
@@ -172,6 +173,33 @@ class PretrainWindows:
         return TokenOrigins(
             files=files, offsets=positions - self._stream_starts[files], documents=documents, document_offsets=document_offsets
         )
+
+    def samples_of(self, documents: Ints, *, epoch: int) -> DocumentRows:
+        """Return the samples with tokens of these documents. They do not depend on `epoch`; see `SampleSource.samples_of`."""
+        starts, ends = self._bounds_of(documents)
+        which, numbers = number_ranges(*self._windows_over(starts, ends))
+        begins = self._starts(numbers)
+        firsts, lasts = np.maximum(starts[which] - begins, 0), np.minimum(ends[which] - begins, self.T + 1)
+        return DocumentRows(documents[which], numbers, firsts, lasts, begins + firsts - starts[which], lasts - firsts)
+
+    def _windows_over(self, starts: Ints, ends: Ints, first: Ints | int = 0, stop: Ints | int | None = None) -> tuple[Ints, Ints]:
+        """Return the first window, of those from `first` to `stop` - 1, that reaches into each range of tokens, and the one after the last.
+
+        Ranges are counted from where the window `first` begins.
+        """
+        begin = np.maximum(-((self.T - starts) // self.stride), 0)
+        end = np.minimum(first + (ends - 1) // self.stride + 1, self.samples if stop is None else stop)
+        return first + begin, np.maximum(first + begin, end)
+
+    def _bounds_of(self, documents: Ints) -> tuple[Ints, Ints]:
+        """Return the first token in the stream of these documents, and their ends.
+
+        Raises:
+            NielsCacheError: For a document that the split does not have, and for a split without document ends.
+        """
+        ends = require_doc_ends(self.folder, self.doc_ends).view(IDX_DTYPE)
+        check_numbers(self.folder, documents, len(ends))
+        return np.where(documents > 0, ends[documents - 1], 0), ends[documents]
 
     def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` shards each; the last block may have fewer. A window belongs to the block of its first token."""

@@ -32,6 +32,7 @@ from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.chat_models import MARKED, chat_project, chatml, examples_on_disk, opened_model, template_of
 from tests.helpers.hand_made import rewrite_meta
 from tests.helpers.tiny import sentences
+from tests.helpers.traced_steps import check_steps, take_steps
 
 pytestmark = pytest.mark.usefixtures("short_proofs")
 IGNORED = -100
@@ -69,6 +70,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     folder = tmp_path_factory.mktemp("root") / "sft" / "x"
     build(folder, model)
     return folder
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_the_steps_of_a_pair_are_found_with_the_columns_of_both_sides(cache: Path, packing: bool) -> None:
+    loader: Any = TokenLoader(str(cache), T=80, B=4, seed=1, sft=SFT(packing=packing))
+    take_steps(loader, 9)
+    assert check_steps(loader, side="chosen") == check_steps(loader, side="rejected") > 30
 
 
 def by_hand(folder: Path, split: str) -> list[list[tuple[list[int], list[bool]]]]:

@@ -26,6 +26,7 @@ twice, 50 ns for a document. A row costs a few array operations for each batch, 
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -442,9 +443,10 @@ class DocumentPlan:
         """Return the number of rows of the pieces that begin before each of these edges of blocks, (n,) int64."""
         return self._units[np.minimum(self._units[:, 0].searchsorted(tokens), len(self._units) - 1), 3]
 
-    def document(self, number: int) -> tuple[int, int]:
-        """Return the first token of a document in the stream, and its end."""
-        return int(self._ends[number - 1]) if number else 0, int(self._ends[number])
+    @property
+    def documents(self) -> int:
+        """The number of documents, in rows or not."""
+        return len(self._ends)
 
     def pieces(self, rows: Ints, keys: EpochKeys | None) -> Pieces:
         """Return the pieces in rows.
@@ -511,28 +513,52 @@ class DocumentPlan:
             columns = [column[order] for column in columns]
         return Pieces(of_row, *columns)
 
-    def rows_of(self, document: int, keys: EpochKeys | None) -> Ints:
-        """Return the rows of the pieces of a document: `pieces` backwards."""
-        _, fulls, rests = next(_cut(self._ends, document, document + 1, self._settings))
-        first = _first_of_unit(self._ends, self._full_counts, self.document(document)[0], self._settings)[1]
-        numbers = first + np.arange(int(fulls[0]))
+    def rows_of(self, documents: Ints, keys: EpochKeys | None) -> Ints:
+        """Return the rows of the pieces of documents, (pieces,): `pieces` backwards."""
+        fulls, rests = self._cut(documents)
+        blocks, places = np.divmod(documents, _EVERY)
+        before = np.where(np.arange(_EVERY) < places[:, None], self._fulls_in(blocks), 0).sum(axis=1)
+        firsts = self._full_counts[blocks] + before
+        _, numbers = number_ranges(firsts, firsts + fulls)
         units = self._units[self._units[:, 2].searchsorted(numbers, side="right") - 1]
         rows = units[:, 3] + numbers - units[:, 2]
-        if not rests[0]:
-            return rows
-        unit = int(self._units[:, 1].searchsorted(document, side="right")) - 1
-        [kind] = np.flatnonzero((self._classes[3] == rests[0] + 1) & (self._classes[4] == unit))
-        first, base, size = self._classes[:3, kind].tolist()
-        places = self._ordinals[first : first + size].searchsorted([document - base])
-        if self._ordinals[first + places[0]] != document - base:
-            raise self.damaged("ordinals")
+        own = np.flatnonzero(rests)
+        kinds = self._kinds.searchsorted((self._units[:, 1].searchsorted(documents[own], side="right") - 1 << 32) + rests[own] + 1)
+        places = np.empty_like(kinds)
+        for index, (document, kind) in enumerate(zip(documents[own].tolist(), kinds.tolist(), strict=True)):
+            first, base, size = self._classes[:3, kind].tolist()
+            places[index] = self._ordinals[first : first + size].searchsorted(document - base)
+            if self._ordinals[first + places[index]] != document - base:
+                raise self.damaged("ordinals")
         if keys is not None:
-            places = keys.place(places, self._classes[2:5, [kind]], np.ones(1, dtype=np.int64), backwards=True)
-        own = np.flatnonzero(self._entries[0] == kind)
-        own = own[self._entries[2, own].argsort()]
-        entry = own[self._entries[2, own].searchsorted(places, side="right") - 1]
+            places = keys.place(places, self._classes[2:5, kinds], np.ones_like(places), backwards=True)
+        order, keyed = self._entries_by_place
+        entry = order[keyed.searchsorted((kinds << 32) + places, side="right") - 1]
         group = self._group_entries.searchsorted(entry, side="right") - 1
         return np.append(rows, self._group_starts[group] + (places - self._entries[2, entry]) // self._entries[1, entry])
+
+    @cached_property
+    def _kinds(self) -> Ints:
+        """The unit and length of each class, in ascending order."""
+        return (self._classes[4] << 32) + self._classes[3]
+
+    @cached_property
+    def _entries_by_place(self) -> tuple[Ints, Ints]:
+        """The entries by class and place, and their classes and places."""
+        keyed = (self._entries[0] << 32) + self._entries[2]
+        order = keyed.argsort(kind="stable")
+        return order, keyed[order]
+
+    def _cut(self, documents: Ints) -> tuple[Ints, Ints]:
+        """Return the number of full pieces of each document, and the length of the class of its rest, less one, or 0."""
+        fulls, rests = self._settings.cut(np.maximum(self._ends[documents] - self._starts_of(documents) - 1, 0))
+        return fulls, self._settings.widths(fulls, rests)
+
+    def _fulls_in(self, blocks: Ints) -> Ints:
+        """Return the number of full pieces of the 16 documents of each of these blocks, (n, 16)."""
+        documents = blocks[:, None] * _EVERY + np.arange(_EVERY)
+        known = np.minimum(documents, len(self._ends) - 1)
+        return np.where(documents > known, 0, self._cut(known)[0])
 
     def damaged(self, name: str) -> NielsCacheError:
         """Return an error that says that a file of the plan is damaged."""
@@ -548,15 +574,13 @@ class DocumentPlan:
         units = self._units[self._units[:, 3].searchsorted(rows, side="right") - 1]
         fulls = units[:, 2] + rows - units[:, 3]
         blocks = self._full_counts.searchsorted(fulls, side="right") - 1
-        documents = blocks[:, None] * _EVERY + np.arange(_EVERY)
-        known = np.minimum(documents, len(self._ends) - 1)
-        starts = self._starts_of(known)
-        own, _ = self._settings.cut(np.maximum(self._ends[known] - starts - 1, 0))
-        own[documents > known] = 0
+        own = self._fulls_in(blocks)
         after = self._full_counts[blocks][:, None] + own.cumsum(axis=1)
-        following = np.where(documents[:, -1] == known[:, -1], self._full_counts.take(blocks + 1, mode="clip"), self._units[-1, 2])
+        is_whole = (blocks + 1) * _EVERY <= len(self._ends)
+        following = np.where(is_whole, self._full_counts.take(blocks + 1, mode="clip"), self._units[-1, 2])
         if ((fulls >= following) | (after[:, -1] != following)).any():
             raise self.damaged("full_counts")
-        place = np.arange(len(rows)), (after <= fulls[:, None]).sum(axis=1)
+        places = (after <= fulls[:, None]).sum(axis=1)
+        place = np.arange(len(rows)), places
         numbers = fulls - after[place] + own[place]
-        return starts[place] + self._settings.full_start(numbers), numbers
+        return self._starts_of(blocks * _EVERY + places) + self._settings.full_start(numbers), numbers

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.cache.index_cache import IndexCache, new_array
 from niels_cache_runtime.cache.opening import OpenedSplit, listed_of_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
@@ -34,7 +33,7 @@ from niels_cache_runtime.loader.packing.document_plan import (
 from niels_cache_runtime.loader.packing.fim import find_sentinels, rearrange
 from niels_cache_runtime.loader.packing.rows_ahead import PackedRows, RowsAhead
 from niels_cache_runtime.loader.packing.segments import RowSegments
-from niels_cache_runtime.loader.source import Heads, SampleRows, SourceBlocks, TokenOrigins
+from niels_cache_runtime.loader.source import DocumentRows, Heads, SampleRows, SourceBlocks, TokenOrigins
 from niels_cache_runtime.loader.windows import PretrainWindows
 
 _MAX_DOCUMENTS_IN_MEMORY = 1 << 22
@@ -159,20 +158,25 @@ class PackedDocuments(PretrainWindows):
         """The number of documents, before each time that the split has grown, and now."""
         return [*(documents for _, documents in self.packing.earlier), len(require_doc_ends(self.folder, self.doc_ends))]
 
-    def find(self, document: int, *, epoch: int) -> tuple[Ints, Ints]:
-        """Return the numbers of the rows that a document is in, and the column at which its piece begins in each: `origins` backwards.
+    def samples_of(self, documents: Ints, *, epoch: int) -> DocumentRows:
+        """Return the rows with pieces of these documents; see `SampleSource.samples_of`.
 
-        Raises:
-            NielsCacheError: If there is no such document in this epoch, or if it is left out.
+        A piece that FIM has left as it is, because of its text, ends three columns earlier than said here. Documents that came later, as
+        the split has grown, have none.
         """
+        self._bounds_of(documents)
         plan = self._plan_in(epoch)
-        start, end = plan.document(check_whole("document", document, most=plan.totals.documents + plan.totals.left_out - 1))
-        numbers = plan.rows_of(document, self._keys_of(epoch))
-        segments, starts, bos, _ = self._segments_of(numbers, epoch)
-        own = np.flatnonzero((starts >= start) & (starts + 1 < end))
-        if len(own) < len(numbers):
+        documents = documents[documents < plan.documents]
+        rows = plan.rows_of(documents, self._keys_of(epoch))
+        numbers = np.unique(rows)
+        segments, starts, bos, fim = self._segments_of(numbers, epoch)
+        of_pieces = np.asarray(self.doc_ends).view(IDX_DTYPE).searchsorted(starts, side="right")
+        own = np.flatnonzero(np.isin(of_pieces, documents))
+        if len(own) != len(rows):
             raise plan.damaged("full_counts")
-        return numbers, (segments.columns + bos)[own]
+        firsts, ends = segments.columns + bos, segments.columns + segments.lengths
+        columns = of_pieces, numbers[segments.rows], firsts, ends, starts - self._bounds_of(of_pieces)[0]
+        return DocumentRows(*(column[own] for column in (*columns, ends - firsts - (0 if fim is None else GROWTH * fim))))
 
     def plan_of(self, documents: int) -> DocumentPlan:
         """Return the plan of the first documents of the split, from its file if there is one."""

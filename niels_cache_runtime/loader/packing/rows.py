@@ -35,7 +35,7 @@ from niels_cache_runtime.format.layout import Array, Ints, Split, Tokens, idx_na
 from niels_cache_runtime.format.meta import Meta, content_sha256, is_foreign
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, place_examples, shape_rows
 from niels_cache_runtime.loader.packing.segments import RowSegments, number_ranges
-from niels_cache_runtime.loader.source import Heads, SampleRows, SourceBlocks, TokenOrigins
+from niels_cache_runtime.loader.source import DocumentRows, Heads, SampleRows, SourceBlocks, TokenOrigins, check_numbers
 
 LossOn = Literal["assistant", "last_assistant", "all"]
 Overflow = Literal["truncate_right", "truncate_left", "drop"]
@@ -254,6 +254,20 @@ class PackedExamples:
             documents=spread(self._kept.ordinals[chosen] // self.sides),
             document_offsets=spread(kept_at - self._kept.example_starts[chosen], moving=True),
         )
+
+    def samples_of(self, documents: Ints, *, epoch: int) -> DocumentRows:
+        """Return the rows with these examples, or pairs; see `SampleSource.samples_of`. Those that are dropped have none."""
+        kept = self._kept
+        ordinals = kept.ordinals // self.sides
+        check_numbers(self.folder, documents, len(ordinals) + sum(kept.dropped.values()))
+        wanted = np.isin(ordinals, documents)
+        places = np.flatnonzero(wanted[self._plan(epoch)])
+        numbers = np.unique(self._shapes.row_starts.searchsorted(places, side="right") - 1)
+        segments, chosen = self._segments(numbers, epoch)
+        own = np.flatnonzero(wanted[chosen])
+        columns, lengths, chosen = segments.columns[own], segments.lengths[own], chosen[own]
+        offsets = kept.starts[chosen] - kept.example_starts[chosen]
+        return DocumentRows(ordinals[chosen], numbers[segments.rows[own]], columns, columns + lengths, offsets, lengths)
 
     def blocks(self, files: int) -> SourceBlocks:
         """Return one block, because a split of conversations is one file."""

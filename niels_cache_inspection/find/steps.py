@@ -1,0 +1,196 @@
+"""The steps of training runs that read places in caches, from the saved states of their loaders.
+
+    places --TokenLoader.steps_of--> rows of each state --union--> rows, each with the states that say so
+
+A loader computes what it has read from its state (`niels_cache_runtime.loader.document_steps`), so a state of any step is enough for all
+steps before it. Each state opens its caches once; then an epoch that it has read costs some milliseconds for all places of a split.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Protocol
+
+from niels_cache_inspection.loader_states import open_loader, read_loader_state, steps_taken
+from niels_cache_runtime.format.layout import META_NAME, doc_ends_name, idx_name, tokens_name
+from niels_cache_runtime.format.meta import Meta, is_foreign, read_meta
+from niels_cache_runtime.loader.phases import FORMAT as OF_PHASES
+
+LIMIT = (
+    "a state says what its run had read when it was saved; what a run read after its last state here, before it crashed or was stopped, "
+    "is not in it"
+)
+
+
+class ReadablePlace(Protocol):
+    """Tokens of a document of a cache, as `places.Place` has them."""
+
+    @property
+    def directory(self) -> Path:
+        """The folder of the data set. For a published cache, one with its meta.json."""
+
+    @property
+    def split(self) -> str:
+        """The split."""
+
+    @property
+    def document(self) -> int:
+        """The number of the document, example or pair in the split."""
+
+    @property
+    def start(self) -> int:
+        """The first token, from the start of the document or example, or of this side of the pair."""
+
+    @property
+    def end(self) -> int:
+        """The token after the last one."""
+
+    @property
+    def side(self) -> str | None:
+        """The side of a preference pair."""
+
+
+class PlaceRead(NamedTuple):
+    """A row of a batch that holds a token of a place.
+
+    Attributes:
+        place: The index of the place in the request.
+        run: The number of the run. States with the same settings are of one run.
+        source: The name of the source in this run.
+        epoch: The epoch of the source.
+        step: The step of the run.
+        rank: The rank.
+        row: The row in the batch of this rank.
+        first: The first column of the row with a token of the document, 0 to T, as `niels-cache trace` counts them.
+        end: The column after the last one.
+        offset: The first token of the document that the row has, from the start of the document.
+        tokens: How many tokens it has from there on.
+        sample: The number of the sample in the run.
+        is_next: Whether the row was not read yet, and is the next one if the run goes on from these states.
+        states: The states that say so, by their index in the request.
+    """
+
+    place: int
+    run: int
+    source: str
+    epoch: int
+    step: int
+    rank: int
+    row: int
+    first: int
+    end: int
+    offset: int
+    tokens: int
+    sample: int
+    is_next: bool
+    states: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadState:
+    """A state.
+
+    Attributes:
+        path: Its file.
+        run: The number of its run, from 0.
+        steps: The number of steps that the run had taken.
+        sources: The names of the sources.
+    """
+
+    path: Path
+    run: int
+    steps: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSteps:
+    """The steps of runs that read places.
+
+    Attributes:
+        rows: The rows, by place, run, step, rank and row; those that were read, and then the next ones. Each comes once, also if several
+            states say so.
+        states: The states.
+        known: The places whose split is a source of a run. The others have no rows because no run reads them.
+        limit: What is not known, for the reader. It is the same for all rows.
+    """
+
+    rows: list[PlaceRead]
+    states: list[ReadState]
+    known: frozenset[int]
+    limit: str = LIMIT
+
+
+def steps_of_documents(states: Sequence[str | Path], places: Sequence[ReadablePlace], moved: Mapping[str, str] | None = None) -> RunSteps:
+    """Return the steps at which runs read places, up to any of their states, and the next ones.
+
+    A branch or a restart of a run reads more than the last state of the run says. So give a state of each branch, saved as late as
+    possible: the rows of all of them are joined. A source of a run and a place belong together if meta.json lists the same token files for
+    both, wherever they are, or if they are the same folder. A cache may have grown since then.
+
+    Args:
+        states: The files of the states, JSON or torch checkpoints, of TokenLoader or PhasedLoader.
+        places: The places.
+        moved: The folders of splits that are not where the states say, by the name of the source.
+
+    Raises:
+        NielsCacheError: If a file has no state, if a cache of a run is missing or has changed, or if the state is invalid.
+    """
+    wanted = defaultdict[Any, list[int]](list)
+    metas = dict[Path, Meta | None]()
+    for index, place in enumerate(places):
+        if place.directory not in metas:
+            metas[place.directory] = _read_meta(place.directory)
+        wanted[_content(metas[place.directory], place.directory / place.split)].append(index)
+    found = defaultdict[tuple[Any, ...], list[int]](list)
+    runs = dict[str, int]()
+    opened: list[ReadState] = []
+    known = set[int]()
+    for number, path in enumerate(states):
+        state = read_loader_state(path)
+        of_first = state["phases"][0] if state["format"] == OF_PHASES else state
+        with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as copy:
+            loader = open_loader(path, state, moved or {}, copy=copy, grown=True)
+            taken = steps_taken(state, loader)
+            run = runs.setdefault(json.dumps([of_first["settings"], of_first["names"]], sort_keys=True), len(runs))
+            opened.append(ReadState(path=Path(path), run=run, steps=taken, sources=loader.names))
+            for name, meta in loader.metas.items():
+                folder = (moved or {}).get(name, of_first["sources"][name]["folder"])
+                indices = wanted.get(_content(meta, Path(folder)), [])
+                known.update(indices)
+                for row in _rows_of(loader, name, [(index, places[index]) for index in indices], taken):
+                    found[row[0], run, name, *row[1:]].append(number)
+    rows = [PlaceRead(*key, tuple(dict.fromkeys(said))) for key, said in found.items()]
+    read = {(row.place, row.run, row.sample) for row in rows if not row.is_next}
+    rows = [row for row in rows if not row.is_next or (row.place, row.run, row.sample) not in read]  # else a later state has read it
+    rows.sort(key=lambda row: (row.place, row.is_next, row.run, row.step, row.rank, row.row))
+    return RunSteps(rows=rows, states=opened, known=frozenset(known))
+
+
+def _rows_of(loader: Any, name: str, places: list[tuple[int, ReadablePlace]], taken: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the fields of PlaceRead without `run`, `source` and `states` for each row that holds a token of these places."""
+    for side in {place.side for _, place in places}:
+        own = [(index, (place.document, place.start, place.end)) for index, place in places if place.side == side]
+        of_side = {} if side is None else {"side": side}
+        steps = loader.steps_of([tokens for _, tokens in own], source=name, until=taken, **of_side)
+        for reads, is_next in ((steps.read, False), (steps.next, True)):
+            for read in reads:
+                yield own[read.index][0], *read[2:-1], is_next
+
+
+def _read_meta(folder: Path) -> Meta | None:
+    path = folder / META_NAME
+    return read_meta(path) if path.exists() else None
+
+
+def _content(meta: Meta | None, split: Path) -> Any:
+    """Return what identifies a split: the hashes of its token files in meta.json, or else its folder."""
+    if meta is None or is_foreign(meta):
+        return split.resolve()
+    name: Any = split.name
+    names = {tokens_name(name), idx_name(name), doc_ends_name(name)}
+    files = {path: entry["sha256"] for path, entry in meta["files"].items() if path in names or path.startswith(f"{name}/")}
+    return frozenset(files.items())
