@@ -1,7 +1,5 @@
 """Text and tokens in finished caches, found by `niels-cache find`.
 
-caches.py     the caches to search: of a root, and published ones
-pieces.py     the table of pieces, which turns tokens into the bytes of text
-certain.py    the tokens of a text that are the same in any context
-places.py     the search, and the places that it finds
+`places.py` has the search and what it finds. It searches the caches of `caches.py`. `pieces.py` turns tokens into the bytes of text, and
+`certain.py` computes the tokens that a text has in any context.
 """
