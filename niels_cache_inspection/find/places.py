@@ -11,11 +11,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from niels_cache_assets.base.parallel import map_in_order
+from niels_cache_assets.tokenizer.decoding import open_tokenizer
 from niels_cache_inspection.find.caches import SearchableCache
 from niels_cache_inspection.find.caches import caches_of as caches_of
 from niels_cache_inspection.find.certain import certain_tokens
@@ -108,7 +110,6 @@ class Search:
     Args:
         caches: The caches.
         prepare: Returns what to search in a cache, or why it cannot be searched.
-        table_of: Returns the table of pieces of a cache, for excerpts, or None.
         limit: The largest number of places to describe, or None.
         copies: Whether to search caches whose tokens were searched before.
         progress: Called while splits are searched.
@@ -121,14 +122,13 @@ class Search:
         self,
         caches: Iterable[SearchableCache],
         prepare: Callable[[SearchableCache], Query | str],
-        table_of: Callable[[SearchableCache], PieceTable | str],
         *,
         limit: int | None,
         copies: bool,
         progress: OnBytes | None,
     ) -> None:
         self.searched: list[SearchedSplit] = []
-        self._caches, self._prepare, self._table_of, self._progress = caches, prepare, table_of, progress
+        self._caches, self._prepare, self._progress = caches, prepare, progress
         self._limit, self._copies = limit, copies
 
     @property
@@ -197,7 +197,7 @@ class Search:
     def _describe(
         self, cache: SearchableCache, stream: SearchedStream, split: Split, hits: Hits, entries: Ints, size: int
     ) -> Iterator[Place]:
-        table = self._table_of(cache)
+        table = _table_of(cache)
         numbers = entries // stream.entries
         lineage = cache.lineage(split, numbers.tolist())
         shown = excerpts(stream, hits, entries, None if isinstance(table, str) else table, size=size)
@@ -227,20 +227,17 @@ def _threads() -> int:
     return min(_MOST_THREADS, cores)
 
 
-class _Tables:
-    """The table of pieces of each tokenizer, made once."""
+def _table_of(cache: SearchableCache) -> PieceTable | str:
+    """Return the table of pieces of a cache's tokenizer, or why there is none."""
+    if isinstance(cache.tokenizer, str):
+        return cache.tokenizer
+    return _table_at(cache.root, str(cache.meta["tokenizer_sha256"]))
 
-    def __init__(self) -> None:
-        self._made: dict[str, PieceTable] = {}
 
-    def of(self, cache: SearchableCache) -> PieceTable | str:
-        """Return the table of a cache's tokenizer, or why there is none."""
-        tokenizer, key = cache.tokenizer, str(cache.meta.get("tokenizer_sha256"))
-        if isinstance(tokenizer, str):
-            return tokenizer
-        if key not in self._made:
-            self._made[key] = PieceTable(tokenizer)
-        return self._made[key]
+@lru_cache(maxsize=2)
+def _table_at(root: Path, sha256: str) -> PieceTable:
+    """Return the table of the tokenizer in a root, which has this sha256."""
+    return PieceTable(open_tokenizer(root))
 
 
 def find_text(
@@ -271,17 +268,17 @@ def find_text(
         raise NielsCacheError("the text is not UTF-8; give text, or tokens with --tokens") from error
     if not decoded:
         raise NielsCacheError("the text is empty; give some text, or tokens with --tokens")
-    tables, prepared = _Tables(), dict[int, Query | str]()
+    prepared = dict[int, Query | str]()
 
     def prepare(cache: SearchableCache) -> Query | str:
-        table = tables.of(cache)
+        table = _table_of(cache)
         if isinstance(table, str):
             return f"{table}, so only --tokens can search it"
         if id(table) not in prepared:
             prepared[id(table)] = table.problem or _text_query(table, decoded, exhaustive=exhaustive)
         return prepared[id(table)]
 
-    return Search(caches, prepare, tables.of, limit=limit, copies=copies, progress=progress)
+    return Search(caches, prepare, limit=limit, copies=copies, progress=progress)
 
 
 def _text_query(table: PieceTable, text: str, *, exhaustive: bool) -> TextQuery:
@@ -318,4 +315,4 @@ def find_tokens(
         raise NielsCacheError("there are no tokens; give ids such as --tokens '17 3 9'")
     if min(ids) < 0:
         raise NielsCacheError(f"{min(ids)} is no id of a token; ids are 0 or more")
-    return Search(caches, lambda _: TokenQuery(ids), _Tables().of, limit=limit, copies=copies, progress=progress)
+    return Search(caches, lambda _: TokenQuery(ids), limit=limit, copies=copies, progress=progress)
