@@ -39,6 +39,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "sample": "print random windows (pretrain), examples (SFT) or documents as text",
         "trace": "show which documents a training batch came from",
         "why": "explain which step dropped a document of a data set, and why",
+        "find": "find a text or tokens in all caches, with the source of each document",
         "diff": "compare the settings, documents and tokens of two builds",
     },
     "clean text": {
