@@ -67,7 +67,7 @@ walks: $(DEV)  ## the long walks: the wheel in a fresh environment, the tutorial
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m walk -n 4 --dist worksteal $(call MARKED,walk) $(TEST_ARGS)
 
 cluster: $(DEV) $(VENV)/.installed-cluster  ## builds on several workers: Slurm, Ray, ssh, Dask, Celery and Postgres, with kills (minutes of two cores)
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -m cluster -n 4 --dist worksteal $(call MARKED,cluster) $(TEST_ARGS)
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -m cluster -n 6 --dist worksteal $(call MARKED,cluster) $(TEST_ARGS)
 
 remote: $(DEV)  ## training from a bucket through a local copy, with kills and faults (minutes of two cores)
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -m remote -n 3 --dist loadfile $(call MARKED,remote) $(TEST_ARGS)

@@ -26,6 +26,7 @@ pytest_plugins = [
     "tests.helpers.copied_caches",
     "tests.golden",
     "tests.helpers.left_out",
+    "tests.helpers.longest_walks",
     "tests.helpers.remote_caches",
     "tests.helpers.workers",
 ]

@@ -41,6 +41,7 @@ attributes:
     pretrain:
       words: {source: jsonl, files: [words.jsonl], val_frac: 0.1, parts: 2}
 """
+IN_ONE_PROCESS = ("--config-json", '{"execution": {"config": {"in_process": {}}}}')
 OWN = """
 import dagster as dg
 
@@ -107,12 +108,12 @@ def test_a_project_of_dg_builds_two_components_beside_its_own_definitions(tmp_pa
     assert jobs >= {"build_pretrain", "nlp__build_pretrain", "team__chat__build_pretrain", "team__chat__build_parts"}
     assert {each["name"] for each in listed["resources"]} >= {"cache_root", "nlp__cache_root", "team__chat__cache_root"}
 
-    dg_("launch", "--assets", "nlp/tokenizer")
-    dg_("launch", "--assets", 'key:"nlp/pretrain/*"', "--partition", "words")
-    dg_("launch", "--assets", "model")
+    dg_("launch", "--assets", "nlp/tokenizer")  # in a process for each step
+    dg_("launch", "--assets", 'key:"nlp/pretrain/*"', "--partition", "words", *IN_ONE_PROCESS)
+    dg_("launch", "--assets", "model", *IN_ONE_PROCESS)
     assert {*build_all(cwd=nlp)} == {"cache_hit"}, "the file in the working folder is that of the component"
     assert {*build_all("--config", str(chat / "defs.yaml"))} == {"built"}
-    dg_("launch", "--assets", "team/chat/pretrain/parts", "--partition", "words/part-00001")
+    dg_("launch", "--assets", "team/chat/pretrain/parts", "--partition", "words/part-00001", *IN_ONE_PROCESS)
     assert (project / "cache/nlp/pretrain/words/meta.json").is_file()
 
     with pytest.MonkeyPatch.context() as patch:

@@ -75,7 +75,8 @@ def train_on_ranks(**settings: Any) -> None:
     """Call `train_on_a_rank` on every rank, with the environment of torchrun. The ranks are forks of one program."""
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD_SIZE)}
     repository = Path(__file__).parents[2]
-    done = programs.run("-m", "tests.helpers.lightning_run", json.dumps(settings), cwd=repository, env=environment, timeout=300)
+    words = ("-m", "tests.helpers.lightning_run", json.dumps(settings))
+    done = programs.run(*words, cwd=repository, env=environment, timeout=300, imported=("lightning.pytorch", "torch._dynamo"))
     assert done.returncode == 0, done.stderr
 
 

@@ -34,9 +34,11 @@ from pathlib import Path
 from typing import Any
 
 _PRELOADED = (
+    "alembic.command",
     "dagster",
     "dill",
     "fsspec",
+    "matplotlib.backends.backend_svg",
     "multiprocess",
     "pandas",
     "pyarrow.dataset",
@@ -57,7 +59,7 @@ class Program:
 
     `env` is the whole environment, or None for the environment of this process. `streams` are the descriptors of stdin, stdout and stderr.
     `imported`: modules that are already imported, in addition to the heavy modules. Programs with the same `imported` share a server, which
-    is a fork of the first server.
+    is a fork of the first server, or the server of the processes of pytest if that has these modules (tests/helpers/workers.py).
     """
 
     def __init__(
@@ -111,6 +113,7 @@ def run(
     input: str = "",
     timeout: float = 120,
     check: bool = False,
+    imported: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a program. Return its output and its exit code. Errors are those of `subprocess.run`. After `timeout` seconds, the program is
     killed.
@@ -118,7 +121,7 @@ def run(
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         stdin.write(input.encode())
         stdin.seek(0)
-        program = Program(*arguments, cwd=cwd, env=env, streams=(stdin.fileno(), stdout.fileno(), stderr.fileno()))
+        program = Program(*arguments, cwd=cwd, env=env, streams=(stdin.fileno(), stdout.fileno(), stderr.fileno()), imported=imported)
         try:
             program.wait(timeout)
         finally:
@@ -149,8 +152,9 @@ def _server(imported: tuple[str, ...]) -> str:
     closes, at the end of the process that started it.
     """
     shared: dict[str, str] = json.loads(os.environ.get(_SHARED, "{}"))
-    if " ".join(imported) in shared:
-        return shared[" ".join(imported)]
+    for modules, address in shared.items():  # the first one has no modules
+        if {*imported} <= {*modules.split()}:
+            return address
     name = f"niels-cache-programs-{uuid.uuid4()}"
     arguments = ("-m", "tests.helpers.programs", name, *(imported or _PRELOADED))
     ends, _ = os.pipe()  # the other end stays open

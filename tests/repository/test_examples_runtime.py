@@ -20,6 +20,7 @@ from tests.helpers.tiny import sentences
 ROOT = Path(__file__).parents[2]
 TRAIN_TINY = ROOT / "examples" / "train_tiny.py"
 MIXTURE_SHARE = ROOT / "examples" / "mixture_share.py"
+OPTIMIZER = ("torch._dynamo",)  # what an optimizer imports at its first step, which takes more than a second
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def train_until_interrupted(cwd: Path, checkpoint: str) -> str:
     """Ctrl-C once the third step is printed."""
     printed = ""
     reads, writes = os.pipe()
-    training = programs.Program(*command(), checkpoint, cwd=cwd, streams=(0, writes, 2))
+    training = programs.Program(*command(), checkpoint, cwd=cwd, streams=(0, writes, 2), imported=OPTIMIZER)
     os.close(writes)
     with open(reads, encoding="utf-8") as lines:
         for line in lines:
@@ -74,8 +75,7 @@ main([*arguments, "straight.pt", "--steps", steps])
 
 
 def resume_and_train_anew(cwd: Path, *, steps: int) -> tuple[str, str]:
-    """Both in one program, which takes seconds to import what an optimizer needs."""
-    done = programs.run("-c", TWICE, *command(), str(steps), cwd=cwd)
+    done = programs.run("-c", TWICE, *command(), str(steps), cwd=cwd, imported=OPTIMIZER)
     assert done.returncode == 0, done.stderr
     resumed, end, anew = done.stdout.partition("interrupted.pt; continue with --resume")
     assert end
