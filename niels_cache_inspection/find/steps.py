@@ -69,7 +69,7 @@ class PlaceRead(NamedTuple):
         offset: The first token of the document that the row has, from the start of the document.
         tokens: How many tokens it has from there on.
         sample: The number of the sample in the run.
-        is_next: Whether the row was not read yet, and is the next one if the run goes on from these states.
+        is_next: Whether these states have not read the row, and it is the next one if the run goes on from them as it was.
         states: The states that say so, by their index in the request.
     """
 
@@ -111,8 +111,8 @@ class RunSteps:
     """The steps of runs that read places.
 
     Attributes:
-        rows: The rows, by place, run, step, rank and row; those that were read, and then the next ones. Each comes once, also if several
-            states say so.
+        rows: The rows of each place: those that were read, by run and step, and then the next ones after the last state of each branch.
+            Each comes once, also if several states say so.
         states: The states.
         known: The places whose split is a source of a run. The others have no rows because no run reads them.
         limit: What is not known, for the reader. It is the same for all rows.
@@ -149,9 +149,9 @@ def steps_of_documents(states: Sequence[str | Path], places: Sequence[ReadablePl
     runs = dict[str, int]()
     opened: list[ReadState] = []
     known = set[int]()
-    for number, path in enumerate(states):
-        state = read_loader_state(path)
-        of_first = state["phases"][0] if state["format"] == OF_PHASES else state
+    read = [*map(read_loader_state, states)]
+    for number, (path, state) in enumerate(zip(states, read, strict=True)):
+        of_first = _phases_of(state)[0]
         with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as copy:
             loader = open_loader(path, state, moved or {}, copy=copy, grown=True)
             taken = steps_taken(state, loader)
@@ -163,11 +163,35 @@ def steps_of_documents(states: Sequence[str | Path], places: Sequence[ReadablePl
                 known.update(indices)
                 for row in _rows_of(loader, name, [(index, places[index]) for index in indices], taken):
                     found[row[0], run, name, *row[1:]].append(number)
+    ended = {
+        number
+        for number, own in enumerate(opened)
+        if any(
+            own.run == other.run and own.steps < other.steps and _leads_to(read[number], later)
+            for other, later in zip(opened, read, strict=True)
+        )
+    }
     rows = [PlaceRead(*key, tuple(dict.fromkeys(said))) for key, said in found.items()]
-    read = {(row.place, row.run, row.sample) for row in rows if not row.is_next}
-    rows = [row for row in rows if not row.is_next or (row.place, row.run, row.sample) not in read]  # else a later state has read it
-    rows.sort(key=lambda row: (row.place, row.is_next, row.run, row.step, row.rank, row.row))
+    rows = [row if not row.is_next else row._replace(states=tuple(each for each in row.states if each not in ended)) for row in rows]
+    rows = sorted((row for row in rows if row.states), key=lambda row: (row.place, row.is_next, row.run, row.step, row.rank, row.row))
     return RunSteps(rows=rows, states=opened, known=frozenset(known))
+
+
+def _phases_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the states of the phases of a state, or the state itself if it has none."""
+    return state["phases"] if state["format"] == OF_PHASES else [state]
+
+
+def _leads_to(state: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
+    """Return whether a run went on from a state to a later one of the same run: the batches before the state are the same."""
+    begun, of_later = _phases_of(state), _phases_of(later)
+    if len(begun) > len(of_later):
+        return False
+    step, samples = begun[-1]["step"], begun[-1]["samples"]
+    before, after = (each["batches"] for each in (begun[-1], of_later[len(begun) - 1]))
+    changed_here = [sizes[1] for sizes in after if sizes[0] == step]
+    is_same = [sizes for sizes in before if sizes[0] < step] == [sizes for sizes in after if sizes[0] < step]
+    return is_same and (not changed_here or samples in changed_here)
 
 
 def _rows_of(loader: Any, name: str, places: list[tuple[int, ReadablePlace]], taken: int) -> Iterator[tuple[Any, ...]]:
