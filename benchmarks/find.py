@@ -145,7 +145,7 @@ def print_planted(root: Path, name: str, made: Sequence[str], passages: Sequence
     tokenizer = cache.tokenizer
     assert isinstance(tokenizer, TextTokenizer)
     counts, seconds = Counter[str](), Counter[str]()
-    decoded = [tokenizer.decode(ids) for ids in tokenizer.encode_unchecked(made)]
+    decoded = [tokenizer.decode(ids).replace(f" {_UNKNOWN} ", _UNKNOWN) for ids in tokenizer.encode_unchecked(made)]
     for passage in passages:
         normal = tokenizer.decode(tokenizer.encode_unchecked([f".{passage}."])[0])[1:-1]
         truth = {number: found for number, text in enumerate(decoded) if (found := occurrences(text, normal))}
