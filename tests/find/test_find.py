@@ -24,6 +24,7 @@ from niels_cache_inspection.find.queries import SearchedStream, positions_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import sha256_file
+from niels_cache_runtime.loader.loader import TokenLoader
 from tests.helpers.hand_made import rewrite_meta
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
@@ -270,6 +271,29 @@ def test_the_command_prints_places_and_counts(root: Path, capsys: pytest.Capture
     ids = find_ids(root, TEXT)
     assert main(["find", "--tokens", " ".join(map(str, ids)), *where]) == 0
     assert f"[[{TEXT}]]" in capsys.readouterr().out.replace("[[ ", "[[")
+
+
+def test_the_command_shows_the_steps_that_read_a_place(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loader = TokenLoader(str(root / "pretrain/notes/train"), T=32, B=4, seed=1)
+    for _ in zip(range(sum(loader.samples_per_epoch.values()) // 8), loader, strict=False):  # half an epoch
+        pass
+    state = tmp_path / "loader.json"
+    state.write_text(json.dumps(loader.state_dict()))
+    where = ["--cache-dir", str(root), "--state", str(state)]
+    assert main(["find", TEXT, *where, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = found["steps"]["rows"]
+    assert len(found["places"]) == 6
+    assert {row["place"] for row in rows} == {*range(6)}
+    assert {row["is_next"] for row in rows} == {True, False}
+    for row in rows:
+        trace = loader.trace(row["step"], rank=row["rank"])
+        assert found["places"][row["place"]]["document"] in trace.documents[row["row"]]
+    assert main(["find", TEXT, *where]) == 0
+    out, _ = capsys.readouterr()
+    assert missing(out, "read at step", "next at step", found["steps"]["limit"]) == []
+    assert main(["find", ANSWERS[0], *where]) == 0
+    assert missing(capsys.readouterr().out, "no run of these states reads it") == []
 
 
 def find_ids(root: Path, text: str) -> list[int]:
