@@ -168,6 +168,7 @@ class Search:
         if isinstance(query, str):
             self.searched.append(replace(about, note=query))
             return
+        query.prepare(len(stream.tokens))
         hits, entries = self._hits(stream, query, f"{cache.dataset}/{split}")
         room = len(entries) if self._limit is None else max(0, self._limit - self.count)
         documents = len(np.unique(entries // stream.entries))
@@ -286,7 +287,8 @@ def find_text(
         if isinstance(table, str):
             return f"{table}, so only --tokens can search it"
         if id(table) not in prepared:
-            prepared[id(table)] = table.problem or _text_query(table, decoded, exhaustive=exhaustive)
+            query: Query | str = table.problem or _text_query(table, decoded, exhaustive=exhaustive)
+            prepared[id(table)] = query
         return prepared[id(table)]
 
     return Search(caches, prepare, limit=limit, copies=copies, progress=progress)

@@ -18,6 +18,7 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, TextToken
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
 from niels_cache_inspection.find import places as places_module
 from niels_cache_inspection.find.certain import certain_tokens
+from niels_cache_inspection.find.piece_kernels import count_bytes, join_pieces
 from niels_cache_inspection.find.pieces import PieceTable
 from niels_cache_inspection.find.places import Place, Search, caches_of, find_text, find_tokens
 from niels_cache_inspection.find.queries import SearchedStream, positions_of
@@ -251,6 +252,18 @@ def test_a_text_is_normalized_as_its_tokenizer_does_it(tables: dict[str, PieceTa
     assert not tables["tiktoken"].strips
 
 
+@pytest.mark.parametrize("kind", ["sentencepiece", "tiktoken"])
+def test_the_compiled_loop_joins_as_arrow_does(kind: str, tables: dict[str, PieceTable]) -> None:
+    table = tables[kind]
+    join = table.joiner(count_bytes.py_func, join_pieces.py_func)
+    ids = np.arange(len(table.pieces), dtype=np.uint16)[::-1]
+    content, begins = join(ids)
+    expected, bounds = table.join(ids, np.empty(0, np.int64))
+    assert content == expected == b"".join(reversed(table.pieces))
+    assert begins.tolist() == bounds.tolist()
+    assert max(map(len, table.pieces)) > 8
+
+
 # the command
 
 
@@ -275,7 +288,7 @@ def test_the_command_prints_places_and_counts(root: Path, capsys: pytest.Capture
 
 def test_the_command_shows_the_steps_that_read_a_place(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loader = TokenLoader(str(root / "pretrain/notes/train"), T=32, B=4, seed=1)
-    for _ in zip(range(sum(loader.samples_per_epoch.values()) // 8), loader, strict=False):  # half an epoch
+    for _ in zip(range(sum(loader.samples_per_epoch.values()) * 3 // 8), loader, strict=False):  # one epoch and a half
         pass
     state = tmp_path / "loader.json"
     state.write_text(json.dumps(loader.state_dict()))
