@@ -98,13 +98,16 @@ def print_speeds(root: Path, tokenizer: TextTokenizer, texts: Sequence[str], rou
     slow = seconds_of(decode_all, 1)
     print(f"  bytes.find over the text                  {len(joined) / plain / 1e6:8.0f} MB/s of text")
     print(f"  decode of each document, str.find         {len(joined) / slow / 1e6:8.0f} MB/s of text")
-    for threads in sorted({1, places._threads()}):
+    for loop, threads in [(loop, threads) for loop in ("Arrow", "compiled") for threads in sorted({1, places._threads()})]:
+        if loop == "compiled":
+            places._table_of(cache).compile()  # type: ignore[union-attr]
+            consumed(find_text([cache], phrase.encode(), exhaustive=True))
         places._threads = lambda threads=threads: threads  # type: ignore[assignment]
         scan = seconds_of(lambda: consumed(find_text([cache], phrase.encode(), exhaustive=True)), rounds)
         certain = seconds_of(lambda: consumed(find_text([cache], phrase.encode())), rounds)
         exact = seconds_of(lambda: consumed(find_tokens([cache], ids)), rounds)
         ratio = f"{slow / scan:.1f} times as fast as decode"
-        print(f"  scan, {threads} thread(s)                        {len(joined) / scan / 1e6:8.0f} MB/s of text, {ratio}")
+        print(f"  scan, {threads} thread(s), {loop:8}              {len(joined) / scan / 1e6:8.0f} MB/s of text, {ratio}")
         print(f"  candidates, {threads} thread(s)                  {len(joined) / certain / 1e6:8.0f} MB/s of text")
         print(f"  tokens, {threads} thread(s)                      {size / exact / 1e6:8.0f} MB/s of tokens")
     assert consumed(find_text([cache], phrase.encode())).searched[0].way == "candidates"
@@ -145,7 +148,7 @@ def print_planted(root: Path, name: str, made: Sequence[str], passages: Sequence
     tokenizer = cache.tokenizer
     assert isinstance(tokenizer, TextTokenizer)
     counts, seconds = Counter[str](), Counter[str]()
-    decoded = [tokenizer.decode(ids) for ids in tokenizer.encode_unchecked(made)]
+    decoded = [tokenizer.decode(ids).replace(f" {_UNKNOWN} ", _UNKNOWN) for ids in tokenizer.encode_unchecked(made)]
     for passage in passages:
         normal = tokenizer.decode(tokenizer.encode_unchecked([f".{passage}."])[0])[1:-1]
         truth = {number: found for number, text in enumerate(decoded) if (found := occurrences(text, normal))}

@@ -4,6 +4,7 @@
     samples.py        random windows, examples and documents as text
     origins.py        the lineage and text of the tokens of a batch; loader_states.py reads the state of a loader from a checkpoint
     explanation.py    which step dropped a document, and why
+    find/             where a text or tokens are in all caches, and which steps have read them
     differences/      the settings, documents and tokens of two builds
 
 A package beside the others, because building caches and training from them need none of it. It uses `niels_cache_assets`, whose command

@@ -9,11 +9,12 @@ import argparse
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.cli.command import DATA_SETS, WHERE, Command, integer_at_least, option, switch, whole_number
 from niels_cache_assets.cli.console import display, mark, new_table, print_json, styled
+from niels_cache_inspection.commands.trace import name_and_folder
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 
     from niels_cache_assets.project.registry import Registry
     from niels_cache_inspection.find.places import Place, Search
+    from niels_cache_inspection.find.steps import PlaceRead, RunSteps
 
 _HIT_STYLE = "bold reverse"
+_SHOWN_STEPS = 5  # of a place
 
 
 def _ids(text: str) -> list[int]:
@@ -42,6 +45,17 @@ COMMAND = Command(
             "also search published caches: those at these addresses, or without an address those below [publish] address",
             nargs="*",
         ),
+        option("--state", "FILE", "show which steps read each shown place, by these saved loader states", nargs="+", dest="states"),
+        option(
+            "--source",
+            "NAME=FOLDER",
+            "new folder of a split that was moved after training, with --state",
+            nargs="+",
+            type=name_and_folder,
+            action="extend",
+            default=[],
+            dest="sources",
+        ),
         option("--limit", "N", "places to show; all are counted (default: 20)", type=integer_at_least(0), default=20),
     ),
     usage="TEXT ",
@@ -58,13 +72,17 @@ candidates; otherwise all tokens are decoded. The column `searched by` says whic
   scan          all tokens were decoded, or compared
   skipped       not searched, for the reason in the column `note`
 
+With --state, the steps, ranks and rows of a run that read each place are shown, and the next one. Give
+several states if a run was restarted or branched: what they say is joined.
+
 Upper and lower case differ. A place never crosses the border of a document or message. Places may
 overlap. Of a published cache, one or two token files are downloaded at a time.""",
     examples="""\
   niels-cache find "the mitochondria is the powerhouse"      every place in every cache
   niels-cache find --file letter.txt --exhaustive            the text of a file, in all bytes
   niels-cache find --tokens '17 3 9' --only wikitext --json  consecutive tokens in one data set
-  niels-cache find "a phrase" --published s3://bucket/caches/wikitext  also in a published cache""",
+  niels-cache find "a phrase" --published s3://bucket/caches/wikitext  also in a published cache
+  niels-cache find "a phrase" --state checkpoint.pt          also the steps that read it""",
     offers={"only": DATA_SETS},
 )
 
@@ -74,6 +92,7 @@ def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.progress import transfer_steps
     from niels_cache_inspection.find.places import caches_of, find_text, find_tokens
+    from niels_cache_inspection.find.steps import steps_of_documents
 
     given = [name for name in ("text", "file", "tokens") if getattr(arguments, name) is not None]
     if len(given) != 1:
@@ -88,15 +107,21 @@ def run(arguments: argparse.Namespace) -> None:
         else:
             search = find_text(caches, text, exhaustive=arguments.exhaustive, limit=arguments.limit, progress=progress)
         places = list(search)
+    steps = steps_of_documents(arguments.states, places, dict(arguments.sources)) if arguments.states else None
     if arguments.json:
         wanted = {"tokens": arguments.tokens} if text is None else {"text": text.decode()}
-        print_json({**wanted, "count": search.count, "complete": search.is_complete, "places": places, "searched": search.searched})
+        found = {"count": search.count, "complete": search.is_complete, "places": places, "searched": search.searched}
+        print_json({**wanted, **found, **({"steps": _steps_json(steps)} if steps else {})})
         return
-    for place in places:
+    for number, place in enumerate(places):
         _print_place(place)
+        if steps is not None:
+            display(_steps_of(steps, number), style="dim")
     display(_table(search))
     display()
     display(_summary(search, shown=len(places)), style="bold")
+    if steps is not None:
+        display(f"({steps.limit})", style="dim")
 
 
 def _text(arguments: argparse.Namespace) -> bytes:
@@ -144,6 +169,31 @@ def _print_place(place: Place) -> None:
     begin, end = place.hit
     before, hit, after = (spell_controls(part) for part in (place.excerpt[:begin], place.excerpt[begin:end], place.excerpt[end:]))
     display(styled(before, mark(hit, _HIT_STYLE), after))
+
+
+def _steps_json(steps: RunSteps) -> dict[str, Any]:
+    return {
+        "rows": [row._asdict() for row in steps.rows],
+        "states": steps.states,
+        "known": sorted(steps.known),
+        "limit": steps.limit,
+    }
+
+
+def _steps_of(steps: RunSteps, number: int) -> str:
+    """Return a line about the rows that read a place, such as `read at step 3 (epoch 0, rank 1, row 5); next at step 90 (...)`."""
+    if number not in steps.known:
+        return "no run of these states reads it"
+    own = [row for row in steps.rows if row.place == number]
+    runs = len({state.run for state in steps.states}) > 1
+
+    def spell(row: PlaceRead) -> str:
+        return f"step {row.step:,} ({f'run {row.run}, ' if runs else ''}epoch {row.epoch}, rank {row.rank}, row {row.row})"
+
+    read, coming = ([spell(row) for row in own if row.is_next is after] for after in (False, True))
+    more = f" and {len(read) - _SHOWN_STEPS:,} more" if len(read) > _SHOWN_STEPS else ""
+    before = f"read at {', '.join(read[:_SHOWN_STEPS])}{more}" if read else "not read yet"
+    return f"{before}; next at {', '.join(coming)}" if coming else before
 
 
 def _table(search: Search) -> Table:

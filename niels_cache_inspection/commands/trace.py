@@ -31,7 +31,8 @@ EXCERPT_CHARACTERS = 64  # number of tokens that are decoded for an excerpt, bec
 NEIGHBOURHOOD_TOKENS = 48  # on each side of a token
 
 
-def _name_and_folder(text: str) -> tuple[str, str]:
+def name_and_folder(text: str) -> tuple[str, str]:
+    """Return the two sides of NAME=FOLDER."""
     name, equals, folder = text.partition("=")
     if not name or not equals or not folder:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER")
@@ -51,7 +52,7 @@ COMMAND = Command(
             "NAME=FOLDER",
             "new folder of a split that was moved after training",
             nargs="+",
-            type=_name_and_folder,
+            type=name_and_folder,
             action="extend",
             default=[],
             dest="sources",

@@ -45,6 +45,7 @@ def excerpts(stream: SearchedStream, hits: Hits, entries: Ints, table: PieceTabl
     """
     for start, end, skipped, entry in zip(*(each.tolist() for each in (*hits, entries)), strict=True):
         begin, stop = stream.start_of(entry), int(stream.ends[entry])
+        stop -= int(stop > end and int(stream.tokens.read(stop - 1, 1)[0]) == stream.eot)  # which says nothing at the end
         first, last = max(begin, start - _CONTEXT_TOKENS), min(stop, end + _CONTEXT_TOKENS)
         tokens = stream.tokens.read(first, last - first)
         if table is None:

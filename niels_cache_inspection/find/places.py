@@ -34,6 +34,7 @@ SAME = "has the same tokens as"
 _BLOCK_TOKENS = 1 << 20
 _DESCRIBED_AT_ONCE = 1 << 12  # places whose lineage is read together
 _MOST_THREADS = 8
+_NONE: Ints = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,10 +168,13 @@ class Search:
         if isinstance(query, str):
             self.searched.append(replace(about, note=query))
             return
+        query.prepare(len(stream.tokens))
         hits, entries = self._hits(stream, query, f"{cache.dataset}/{split}")
         room = len(entries) if self._limit is None else max(0, self._limit - self.count)
         documents = len(np.unique(entries // stream.entries))
-        self.searched.append(replace(about, way=query.way, note=query.note, places=len(entries), documents=documents))
+        self.searched.append(
+            replace(about, way=query.way(indexed=stream.positions is not None), note=query.note, places=len(entries), documents=documents)
+        )
         for first in range(0, min(len(entries), room), _DESCRIBED_AT_ONCE):
             chosen = slice(first, min(first + _DESCRIBED_AT_ONCE, room))
             yield from self._describe(cache, stream, split, Hits(*(each[chosen] for each in hits)), entries[chosen], query.size)
@@ -178,19 +182,27 @@ class Search:
     def _hits(self, stream: SearchedStream, query: Query, name: str) -> tuple[Hits, Ints]:
         """Return the places in a split, and the document, example or side with each."""
         total, size = len(stream.tokens), stream.tokens.dtype.itemsize
-        found: list[tuple[Hits, Ints]] = []
+        found: list[tuple[Hits, Ints]] = [(Hits(*[_NONE] * 3), _NONE)]
+        candidates = None if stream.positions is None or query.ids is None else stream.positions(query.ids)
+        numbers: Iterable[int] = range(-(-total // _BLOCK_TOKENS))
+        if candidates is not None:  # the blocks in which a place may begin
+            numbers = np.union1d(np.maximum(candidates - query.before, 0) // _BLOCK_TOKENS, candidates // _BLOCK_TOKENS).tolist()
 
-        def search(first: int) -> tuple[Hits, Ints]:
-            hits = query.find(stream, first, min(first + _BLOCK_TOKENS, total))
+        def search(number: int) -> tuple[Hits, Ints]:
+            first = number * _BLOCK_TOKENS
+            stop, inside = min(first + _BLOCK_TOKENS, total), candidates
+            if candidates is not None:
+                inside = candidates[slice(*np.searchsorted(candidates, [first, stop + query.before]))]
+            hits = query.find(stream, first, stop, inside)
             entries = stream.entries_at(hits.starts)
-            inside = hits.ends <= stream.ends[entries].astype(np.int64)
-            return Hits(*(each[inside] for each in hits)), entries[inside]
+            is_whole = hits.ends <= stream.ends[entries].astype(np.int64)
+            return Hits(*(each[is_whole] for each in hits)), entries[is_whole]
 
-        with closing(map_in_order(search, range(0, total, _BLOCK_TOKENS), threads=_threads(), size_of=lambda _: 0)) as blocks:
-            for number, each in enumerate(blocks, start=1):
+        with closing(map_in_order(search, numbers, threads=_threads(), size_of=lambda _: 0)) as blocks:
+            for done, each in enumerate(blocks, start=1):
                 found.append(each)
                 if self._progress is not None:
-                    self._progress(name, min(total, number * _BLOCK_TOKENS) * size, total * size)
+                    self._progress(name, min(total, done * _BLOCK_TOKENS) * size, total * size)
         hits = Hits(*(np.concatenate(each) for each in zip(*(hits for hits, _ in found), strict=True)))
         return hits, np.concatenate([entries for _, entries in found])
 
@@ -275,7 +287,8 @@ def find_text(
         if isinstance(table, str):
             return f"{table}, so only --tokens can search it"
         if id(table) not in prepared:
-            prepared[id(table)] = table.problem or _text_query(table, decoded, exhaustive=exhaustive)
+            query: Query | str = table.problem or _text_query(table, decoded, exhaustive=exhaustive)
+            prepared[id(table)] = query
         return prepared[id(table)]
 
     return Search(caches, prepare, limit=limit, copies=copies, progress=progress)

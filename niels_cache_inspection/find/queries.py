@@ -6,13 +6,13 @@ Text is searched as bytes, because the tokens of a phrase differ with what stand
 - "candidates": the tokens are searched for those that the text has in any context (`certain`), and the bytes around each are searched.
 - "index": like "candidates", but an index has the candidates.
 
-Tokens are compared at several GB a second on one core, and bytes searched at about 300 MB of text a second.
+Tokens are compared at several GB a second on one core, and bytes searched at several hundred MB of text a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from niels_cache_runtime.format.layout import Ints, Split, doc_ends_name, entrie
 
 Way = Literal["index", "candidates", "scan", "skipped"]
 
+_MANY_TOKENS = 1 << 26  # for which compiling a loop pays
 _MOST_WINDOWS = 200  # in a block; searching the whole block is faster than more of them
 _NEEDLE_BYTES = 4096  # of a longer text, which are searched first
 _SLACK_TOKENS = 2  # for tokens without bytes: the blank at the start of a text
@@ -39,14 +40,18 @@ class SearchedStream(NamedTuple):
         entries: How many entries a document or example has: 2 for preference pairs, otherwise 1.
         restarts: Whether a text starts after each special token, so that the tokenizer put a blank there. With a chat template, a
             conversation is one text.
-        roles: The ids of the sentinels with which messages begin, by id.
+        eot: The id of EOT, or None.
+        roles: The roles of messages, by the id of the sentinel with which a message begins.
+        positions: Returns the positions of consecutive tokens, ascending, from an index of the split. None: there is no index.
     """
 
     tokens: SplitTokens
     ends: Offsets
     entries: int
     restarts: bool
+    eot: int | None
     roles: dict[int, str]
+    positions: Callable[[Sequence[int]], Ints] | None = None
 
     @classmethod
     def of(cls, cache: SearchableCache, tokens: SplitTokens, split: Split) -> SearchedStream:
@@ -56,12 +61,12 @@ class SearchedStream(NamedTuple):
         ids, has_template = cache.meta.get("special_token_ids") or {}, "template" in cache.meta
         has_roles = cache.family == "sft" and not has_template
         roles = {ids[role]: role for role in ("sys", "usr", "asst") if has_roles and ids.get(role) is not None}
-        return cls(tokens, ends, entries_per_example(cache.meta), not has_template, roles)
+        return cls(tokens, ends, entries_per_example(cache.meta), not has_template, ids.get("eot"), roles)
 
     def entries_at(self, positions: Ints) -> Ints:
         """Return the number of the entry that contains each position."""
-        dtype = self.ends[:1].dtype  # with the same dtype, nothing is copied
-        return np.searchsorted(self.ends, positions.astype(dtype), side="right")  # type: ignore[arg-type]
+        ends: Any = self.ends
+        return np.searchsorted(ends, positions.astype(ends.dtype), side="right")  # with the same dtype, nothing is copied
 
     def start_of(self, entry: int) -> int:
         """Return the first token of an entry."""
@@ -97,30 +102,55 @@ class Query(Protocol):
     """What is searched.
 
     Attributes:
-        way: How.
+        ids: The tokens that lead to the places: those that are searched, or the certain ones of a text. None searches all bytes.
+        before: The most tokens from the start of a place to these.
         size: The number of bytes of the text, or 0 for tokens.
         note: What the reader of the result should know, or None.
     """
 
-    way: Way
-    size: int
-    note: str | None
+    @property
+    def ids(self) -> Sequence[int] | None: ...
+    @property
+    def before(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def note(self) -> str | None: ...
 
-    def find(self, stream: SearchedStream, first: int, stop: int) -> Hits:
-        """Return the places whose first token is in first..stop-1, also those that cross the end of an entry."""
+    def prepare(self, tokens: int) -> None:
+        """Prepare for a search in so many tokens."""
+
+    def way(self, *, indexed: bool) -> Way:
+        """Return how a split is searched, with or without an index."""
+
+    def find(self, stream: SearchedStream, first: int, stop: int, candidates: Ints | None) -> Hits:
+        """Return the places whose first token is in first..stop-1, also those that cross the end of an entry.
+
+        Args:
+            stream: The split.
+            first: The first token.
+            stop: The token after the last one.
+            candidates: Where `ids` are, at least from `first` to `stop` + `before`. None: they are not known yet.
+        """
 
 
 class TokenQuery:
     """Consecutive tokens."""
 
-    def __init__(self, ids: Sequence[int]) -> None:
-        self._ids = ids
-        self.way: Way = "scan"
-        self.size, self.note = 0, None
+    before, size, note = 0, 0, None
 
-    def find(self, stream: SearchedStream, first: int, stop: int) -> Hits:
-        starts = positions_of(stream.tokens, self._ids, first, stop)
-        return Hits(starts, starts + len(self._ids), np.zeros_like(starts))
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = ids
+
+    def prepare(self, tokens: int) -> None:
+        """Do nothing."""
+
+    def way(self, *, indexed: bool) -> Way:
+        return "index" if indexed else "scan"
+
+    def find(self, stream: SearchedStream, first: int, stop: int, candidates: Ints | None) -> Hits:
+        starts = positions_of(stream.tokens, self.ids, first, stop) if candidates is None else candidates[candidates < stop]
+        return Hits(starts, starts + len(self.ids), np.zeros_like(starts))
 
 
 def positions_of(tokens: SplitTokens, ids: Sequence[int], first: int, stop: int) -> Ints:
@@ -147,28 +177,37 @@ class TextQuery:
     """
 
     def __init__(self, table: PieceTable, text: bytes, certain: CertainTokens | None, *, note: str | None) -> None:
-        self._table, self._text, self._certain = table, text, certain
-        self.way: Way = "scan" if certain is None else "candidates"
+        self._table, self._text = table, text
+        self.ids = None if certain is None else certain.ids
+        self.before = 0 if certain is None else certain.before + _SLACK_TOKENS  # a token has a byte or more
         self.size, self.note = len(text), note
 
-    def find(self, stream: SearchedStream, first: int, stop: int) -> Hits:
-        windows = [(first, stop)] if self._certain is None else [*self._windows(stream, first, stop, self._certain)]
-        if len(windows) > _MOST_WINDOWS:
-            windows = [(first, stop)]
-        found = [self._search(stream, *window) for window in windows]
+    def prepare(self, tokens: int) -> None:
+        if self.ids is None and tokens > _MANY_TOKENS:
+            self._table.compile()
+
+    def way(self, *, indexed: bool) -> Way:
+        return "scan" if self.ids is None else "index" if indexed else "candidates"
+
+    def find(self, stream: SearchedStream, first: int, stop: int, candidates: Ints | None) -> Hits:
+        windows = [(first, stop)]
+        if self.ids is not None:
+            if candidates is None:
+                candidates = positions_of(stream.tokens, self.ids, first, min(stop + self.before, len(stream.tokens)))
+            around = [*self._windows(candidates.tolist(), first, stop)]
+            windows = around if len(around) <= _MOST_WINDOWS else windows
         none = np.empty(0, np.int64)
+        found = [self._search(stream, *window) for window in windows]
         return Hits(*(np.concatenate(each) for each in zip((none, none, none), *found, strict=True)))
 
-    def _windows(self, stream: SearchedStream, first: int, stop: int, certain: CertainTokens) -> Iterator[tuple[int, int]]:
-        """Yield ranges of tokens in which the text may begin, given where its certain tokens are. They ascend and do not overlap."""
-        back = certain.before + _SLACK_TOKENS
-        positions = positions_of(stream.tokens, certain.ids, first, min(stop + back, len(stream.tokens)))
+    def _windows(self, candidates: list[int], first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield ranges of tokens in which the text may begin. They ascend and do not overlap."""
         begin = end = first
-        for position in positions.tolist():
-            if position - back > end:
+        for position in candidates:
+            if position - self.before > end:
                 if begin < end:
                     yield begin, end
-                begin = position - back
+                begin = position - self.before
             end = min(position + 1, stop)
         if begin < end:
             yield begin, end
