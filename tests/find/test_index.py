@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tests.helpers.corpora import corpus_registry
 from tests.helpers.exports import WIDE, write_documents_cache
 from tests.helpers.failing_disk import Disk, killed_at
 from tests.helpers.tiny import sentences
+
+pytestmark = pytest.mark.skipif(find_spec("pydivsufsort") is None, reason="pydivsufsort is not installed (the extra find)")
 
 
 def indexed(
