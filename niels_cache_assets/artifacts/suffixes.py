@@ -7,17 +7,14 @@ other tokens, the index is stale, and no search uses it. An interrupted build st
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-from niels_cache_assets.artifacts.base import BuildJob, ReportedProgress, RootArtifact, WriteResult
+from niels_cache_assets.artifacts.base import BuildJob, RootArtifact, WriteResult
 from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.fingerprint import Identity
-from niels_cache_assets.disk.identity import without_keys
 from niels_cache_assets.disk.space import SpaceNeed
-from niels_cache_assets.disk.writers import Files
 from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import content_sha256, read_meta
-from niels_cache_runtime.format.reading import available_threads
+from niels_cache_runtime.format.meta import read_meta
 
 
 def suffixes_dir(root: Path, name: str) -> Path:
@@ -39,46 +36,30 @@ class SuffixIndex(RootArtifact):
     def directory(self) -> Path:
         return suffixes_dir(self.root, self.name)
 
+    @property
+    def cache(self) -> Path:
+        """The folder of the cache."""
+        return self.root / self.inputs()[0]
+
     def inputs(self) -> Sequence[str]:
         return [f"{self.registry.family_of(self.name)}/{self.name}"]
 
     def identity(self, revision: str | None = None) -> Identity:
         return {
-            "inputs": {key: read_meta(self.root / key / META_NAME)["content_sha256"] for key in self.inputs()},
+            "inputs": {self.inputs()[0]: read_meta(self.cache / META_NAME)["content_sha256"]},
             "range_tokens": self.registry.find.range_tokens,
             "code_version": self._module.CODE_VERSION,
         }
 
     @property
-    def _module(self) -> ModuleType:
+    def _module(self) -> Any:
         return load_beside("inspection", "find.index")
 
     def owns(self, name: str) -> bool:
         return name == META_NAME or name.endswith(".bin")
 
     def need(self) -> SpaceNeed:
-        size = self._module.index_bytes(self.root / self.inputs()[0])
-        return SpaceNeed(bytes=size, reason=f"the index of {self.name}")
+        return self._module.index_need(self)
 
     def write(self, work: BuildJob) -> WriteResult:
-        files: Files = {}
-        counts = self._module.write_index(
-            work.directory,
-            cache=self.root / self.inputs()[0],
-            content_sha256=work.identity["inputs"][self.inputs()[0]],
-            range_tokens=self.registry.find.range_tokens,
-            threads=self.registry.build.threads or available_threads(),
-            files=files,
-            report=lambda done, total: work.report(ReportedProgress(counts={"tokens": done}, share=done / total)),
-        )
-        meta = {
-            "kind": self.kind,
-            "built": True,
-            "dataset_name": self.name,
-            **without_keys(work.identity, "code_version"),
-            "fingerprint": work.fingerprint,
-            **counts,
-            "files": files,
-            "content_sha256": content_sha256(files),
-        }
-        return WriteResult(meta=meta)
+        return WriteResult(meta=self._module.build_index(self, work))

@@ -29,8 +29,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from niels_cache_assets.artifacts.suffixes import suffixes_dir
+from niels_cache_assets.artifacts.base import BuildJob, ReportedProgress
+from niels_cache_assets.artifacts.suffixes import SuffixIndex, suffixes_dir
 from niels_cache_assets.base.parallel import map_in_order
+from niels_cache_assets.disk.identity import without_keys
+from niels_cache_assets.disk.space import SpaceNeed
 from niels_cache_assets.disk.writers import Files, HashedFile
 from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_runtime.cache.mmap import MappedTokens, slice_pieces
@@ -38,6 +41,8 @@ from niels_cache_runtime.cache.opening import listed_files, open_consistently
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Array, Bytes, Family, Ints, Split, Uints, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta import content_sha256 as hash_of_content
+from niels_cache_runtime.format.reading import available_threads
 
 CODE_VERSION = "1"  # raise it by hand when the files change for the same tokens
 
@@ -71,17 +76,45 @@ def _ranges(split: Split, tokens: int, range_tokens: int) -> list[_Range]:
     return [_Range(split, number, start, min(start + range_tokens, tokens)) for number, start in enumerate(starts)]
 
 
-def index_bytes(cache: Path) -> int:
-    """Return about how many bytes the index of a cache has.
+def index_need(artifact: SuffixIndex) -> SpaceNeed:
+    """Return the disk space that a build of an index needs.
 
     Raises:
-        NielsCacheError: If its meta.json cannot be read.
+        NielsCacheError: If the meta.json of the cache cannot be read.
     """
-    meta = read_meta(cache / META_NAME)
-    tokens = (
-        sum(entry["bytes"] for path, entry in listed_files(meta, cache).items() if path.endswith(".bin")) // token_dtype_of(meta).itemsize
+    meta = read_meta(artifact.cache / META_NAME)
+    size = sum(entry["bytes"] for path, entry in listed_files(meta, artifact.cache).items() if path.endswith(".bin"))
+    tokens = size // token_dtype_of(meta).itemsize
+    keys = (tokens // _STRIDE + 1) * _KEY_WORDS * _KEY.itemsize
+    return SpaceNeed(bytes=tokens * _POSITION.itemsize + keys, reason=f"an index of {tokens:,} tokens")
+
+
+def build_index(artifact: SuffixIndex, work: BuildJob) -> Meta:
+    """Write the index of a cache, and return its meta.json.
+
+    Raises:
+        NielsCacheError: As `write_index`.
+    """
+    files: Files = {}
+    counts = write_index(
+        work.directory,
+        cache=artifact.cache,
+        content_sha256=work.identity["inputs"][artifact.inputs()[0]],
+        range_tokens=artifact.registry.find.range_tokens,
+        threads=artifact.registry.build.threads or available_threads(),
+        files=files,
+        report=lambda done, total: work.report(ReportedProgress(counts={"tokens": done}, share=done / total)),
     )
-    return tokens * _POSITION.itemsize + (tokens // _STRIDE + 1) * _KEY_WORDS * _KEY.itemsize
+    return {
+        "kind": artifact.kind,
+        "built": True,
+        "dataset_name": artifact.name,
+        **without_keys(work.identity, "code_version"),
+        "fingerprint": work.fingerprint,
+        **counts,
+        "files": files,
+        "content_sha256": hash_of_content(files),
+    }
 
 
 def write_index(

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.project.registry import Registry
+from niels_cache_inspection.find.caches import SearchableCache
 from niels_cache_inspection.find.index import TokenIndex, candidates, open_index, write_index
+from niels_cache_inspection.find.places import Search, caches_of, find_text, find_tokens
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import read_meta, write_meta
@@ -104,6 +107,10 @@ def build(registry: Registry, root: Path, **how: Any) -> str:
     return materialize(graph(registry, root)["suffixes/notes"], notify=False, **how).state
 
 
+def ways_of(search: Search) -> set[str]:
+    return {each.way for each in search.searched}
+
+
 def files_of(root: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((root / "suffixes" / "notes").iterdir())}
 
@@ -125,6 +132,14 @@ def test_an_index_belongs_to_one_build_of_its_cache_and_a_killed_build_leaves_th
     assert found is not None
     assert 498 in found
     assert not verify_cache(root)
+    searches = [partial(find_text, text=sentences(60)[7][4:].encode()), partial(find_tokens, ids=stream[498:503])]
+    with_index = [(list(search := start(caches_of(root))), ways_of(search)) for start in searches]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SearchableCache, "index", None)
+        without = [(list(search := start(caches_of(root))), ways_of(search)) for start in searches]
+    assert [places for places, _ in with_index] == [places for places, _ in without]
+    assert all(places for places, _ in without)
+    assert ([ways for _, ways in with_index], [ways for _, ways in without]) == ([{"index"}] * 2, [{"candidates"}, {"scan"}])
 
     (root / "suffixes" / "notes" / "train_00000.bin").write_bytes(first["train_00000.bin"][::-1])
     assert [finding.path for finding in verify_cache(root)] == ["train_00000.bin"]
