@@ -66,7 +66,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("content_sha256", ("duplicates",), "sha256 of the duplicate lists of all data sets"),
     MetaKey("seed", ("tokenizer", *_DATASETS), "The value of `[build] seed`; null if imported or disabled"),
     # Origin
-    MetaKey("dataset_name", (*_DATASETS, "suffixes"), "Name of the data set, or null if the builder was given none, which matches any folder"),
+    MetaKey("dataset_name", (*_DATASETS, "suffixes"), "Name of the data set; null matches any folder: the builder was given none"),
     MetaKey("dataset_config", _DATASETS, "Configuration of the data set on the hub"),
     MetaKey("dataset_revision", _DATASETS, "The hub commit, or a digest of the local files"),
     MetaKey("source", _DATASETS, "`kind` of the source, the keys that identify the data, and the `text_field` of its rows"),
