@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.settings import DedupSettings, LinesSettings, SpansSettings
 from niels_cache_assets.project.running import ClusterSettings, NotifySettings, PublishSettings
-from niels_cache_assets.project.tables import BlendSettings, BuildSettings, DagsterSettings, ReportsSettings
+from niels_cache_assets.project.tables import BlendSettings, BuildSettings, DagsterSettings, FindSettings, ReportsSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DecodesText
@@ -215,6 +215,7 @@ def reference() -> str:
     lines += (
         section(BlendSettings)
         + section(ReportsSettings)
+        + section(FindSettings)
         + section(PublishSettings)
         + section(DagsterSettings)
         + section(ClusterSettings)

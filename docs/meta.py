@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 
 from niels_cache_runtime.format.meta_keys import FORM_OF
 
-Kind = Literal["tokenizer", "pretrain", "sft", "corpus", "duplicates", "repeats", "index"]
-EVERY: tuple[Kind, ...] = ("tokenizer", "pretrain", "sft", "corpus", "duplicates", "repeats", "index")
+Kind = Literal["tokenizer", "pretrain", "sft", "corpus", "duplicates", "repeats", "index", "suffixes"]
+EVERY: tuple[Kind, ...] = ("tokenizer", "pretrain", "sft", "corpus", "duplicates", "repeats", "index", "suffixes")
 _FAMILIES: tuple[Kind, ...] = ("pretrain", "sft")
 _DATASETS: tuple[Kind, ...] = (*_FAMILIES, "corpus")
-_BUILT: tuple[Kind, ...] = ("tokenizer", *_DATASETS, "duplicates", "repeats")
+_BUILT: tuple[Kind, ...] = ("tokenizer", *_DATASETS, "duplicates", "repeats", "suffixes")
 
 TARGET = Path(__file__).with_suffix(".md")
 
@@ -37,6 +37,7 @@ _TITLES: dict[Kind, str] = {
     "duplicates": "duplicates/",
     "repeats": "repeats/STEP/",
     "index": "index/HASH/",
+    "suffixes": "suffixes/NAME/",
 }
 
 
@@ -65,7 +66,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("content_sha256", ("duplicates",), "sha256 of the duplicate lists of all data sets"),
     MetaKey("seed", ("tokenizer", *_DATASETS), "The value of `[build] seed`; null if imported or disabled"),
     # Origin
-    MetaKey("dataset_name", _DATASETS, "Name of the data set, or null if the builder was given none; null matches any folder"),
+    MetaKey("dataset_name", (*_DATASETS, "suffixes"), "Name of the data set; null matches any folder: the builder was given none"),
     MetaKey("dataset_config", _DATASETS, "Configuration of the data set on the hub"),
     MetaKey("dataset_revision", _DATASETS, "The hub commit, or a digest of the local files"),
     MetaKey("source", _DATASETS, "`kind` of the source, the keys that identify the data, and the `text_field` of its rows"),
@@ -107,8 +108,8 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("append_eot", ("pretrain",), "True if every document ends with EOT, and EOT occurs nowhere else"),
     MetaKey("shard_bytes", ("pretrain",), "Size in bytes of every shard except the last one in a split or part"),
     # Counts
-    MetaKey("train_tokens", _FAMILIES, "Number of tokens in train, including special tokens"),
-    MetaKey("val_tokens", _FAMILIES, "Number of tokens in val"),
+    MetaKey("train_tokens", (*_FAMILIES, "suffixes"), "Number of tokens in train, including special tokens"),
+    MetaKey("val_tokens", (*_FAMILIES, "suffixes"), "Number of tokens in val"),
     MetaKey("train_examples", ("sft",), "Number of examples in train"),
     MetaKey("val_examples", ("sft",), "Number of examples in val"),
     MetaKey(
@@ -203,6 +204,9 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("inputs", ("repeats",), "Per data set: what identifies its documents, as earlier steps have left them"),
     MetaKey("datasets", ("repeats",), "Per data set: number of cuts, cut documents, and characters and bytes by origin; hash of the cuts"),
     MetaKey("content_sha256", ("repeats",), "sha256 of the cuts of all data sets"),
+    MetaKey("inputs", ("suffixes",), "`content_sha256` of the cache"),
+    MetaKey("range_tokens", ("suffixes",), "Number of tokens of each range; the last range of a split may have fewer"),
+    MetaKey("content_sha256", ("suffixes",), "sha256 of the positions and keys"),
     # Index
     MetaKey("index_version", ("index",), "Version of the index order, which follows Megatron-LM's"),
     MetaKey("parameters", ("index",), "The index parameters; their hash is the folder name"),

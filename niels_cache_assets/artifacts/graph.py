@@ -30,6 +30,7 @@ from niels_cache_assets.artifacts.prepared_corpora import with_corpus_readers
 from niels_cache_assets.artifacts.repeats import Repeats
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
 from niels_cache_assets.artifacts.stored import StorePlace, in_store
+from niels_cache_assets.artifacts.suffixes import SuffixIndex
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.corpus.layout import HASHES, range_name
@@ -182,6 +183,7 @@ class Graph:
             *(key for name in registry.in_parts() for key in self.sealed(name).inputs() if key != "tokenizer"),
             *(f"{source.family}/{name}" for name, source in registry.sources.items()),
             *(f"index/{name}" for name in registry.blend),
+            *(f"suffixes/{name}" for name in registry.indexed()),
         ]
         return [*dict.fromkeys(keys)]  # a corpus is also an input of caches
 
@@ -244,6 +246,7 @@ class Graph:
             "pretrain": self.cache,
             "sft": self.cache,
             "index": lambda name: BlendIndex(self.registry, self.root, name=name),
+            "suffixes": lambda name: SuffixIndex(self.registry, self.root, name=name),
         }
         if key not in self._known:
             raise_unknown_choice(self.registry.origin, "no artifact", key, self.keys)
@@ -276,6 +279,7 @@ class Graph:
         states += [state_of(each) for each in found if registry.prepared(each.step) or os.path.exists(each.record_path)]
         states += [self.dataset_state(name) for name in registry.sources]
         states += [self.state(f"index/{name}") for name in registry.blend_keys()]
+        states += [self.state(f"suffixes/{name}") for name in registry.indexed()]
         for family in FAMILIES:
             names = [name for name in built_names(root / family) if name not in registry.datasets(family)]
             states += [unlisted_state(family, name, root=root) for name in names]
@@ -312,8 +316,9 @@ class Graph:
         prepared = [each for key in self._in_order(steps) for each in (*self.before(key), key)]
         reports = [key.replace("corpus/", "report/") for key in corpora if kind_of(key) == "corpus" and key != "corpus/duplicates"]
         blends = [f"index/{name}" for name in registry.blend if only is None or name in only]
+        indices = [f"suffixes/{name}" for name in registry.indexed() if only is None or name in only]
         built = [each for key in caches for each in (*self.before(key), key)]
-        return [*prepared, *reports, *built, *blends]
+        return [*prepared, *reports, *built, *blends, *indices]
 
     def before(self, key: str) -> list[str]:
         """Return the steps that only this artifact needs, in build order.

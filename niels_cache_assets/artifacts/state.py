@@ -24,6 +24,7 @@ from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import DatasetCache, JoinedCache
 from niels_cache_assets.artifacts.parts.watch import STATES, WAITING, watch_parts
 from niels_cache_assets.artifacts.repeats import Repeats
+from niels_cache_assets.artifacts.suffixes import SuffixIndex
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.facts.contents import budget_shortfall
@@ -256,6 +257,12 @@ def _(index: BlendIndex) -> Evaluation:
     if is_prebuilt(index.registry, index.name, root=index.root):
         return "in sync", ""
     return "missing", f"build it: niels-cache prebuild-index {index.name}, or build-all"
+
+
+@_evaluate.register
+def _(index: SuffixIndex) -> Evaluation:
+    _evaluate_presence(index.directory, ("fingerprint", "inputs"), named=True)
+    return _evaluate_match(index, "build it: its cache or range_tokens in [find] has changed since")
 
 
 def _parts_summary(joined: JoinedCache | Corpus) -> str:

@@ -46,6 +46,7 @@ def _jobs(names: DefinitionNames) -> dict[str, tuple[list[dg.AssetKey], str]]:
         "build_parts": ([names.parts], "Build one part of a data set (of all: by a backfill)."),
         "build_val_part": ([names.val_part], "Make the val of a data set in parts, before its parts."),
         "build_index": ([names.index], "Build the indices of a blend (of all: by a backfill) ahead of training."),
+        "build_suffixes": ([names.suffixes], "Build the index of a cache for niels-cache find (of all: by a backfill)."),
         **{
             f"publish_{family}": ([key], "Push the cache of a data set (of all: by a backfill) to the address of [publish].")
             for family, key in names.published.items()

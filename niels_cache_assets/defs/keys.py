@@ -57,6 +57,7 @@ class DefinitionNames:
         self.cuts = {step: self.key("corpus", step) for step in REPEATS}
         self.corpus_parts, self.hashes, self.ranges = (self.key("corpus", name) for name in ("parts", "hashes", "ranges"))
         self.report, self.index = self.key("corpus", "report"), self.key("index", "gpt")
+        self.suffixes = self.key("index", "suffixes")
         self.mixture, self.cache_report = self.key("reports", "mixture"), self.key("reports", "cache")
         self.assets = {
             "tokenizer": self.tokenizer,
@@ -72,6 +73,7 @@ class DefinitionNames:
             "part": self.parts,
             **self.meta,
             "index": self.index,
+            "suffixes": self.suffixes,
         }
 
     def key(self, *path: str) -> AssetKey:

@@ -8,7 +8,7 @@ from typing import Literal
 from niels_cache_assets.facts.progress import BuildProgress
 from niels_cache_runtime.format.meta import Meta
 
-LaunchFamily = Literal["tokenizer", "corpus", "parts", "pretrain", "sft", "index"]
+LaunchFamily = Literal["tokenizer", "corpus", "parts", "pretrain", "sft", "index", "suffixes"]
 LaunchState = Literal["built", "cache_hit", "disabled", "skipped", "failed"]
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.defs.runs import Runs
 
 _WAIT_FOR_THEIR_CACHES = ("corpus", "report", HASHES)  # kinds that report no missing input, because their caches do
-_OWN_FAMILIES = ("tokenizer", *FAMILIES, "index")  # kinds of artifacts that are a family of results
+_OWN_FAMILIES = ("tokenizer", *FAMILIES, "index", "suffixes")  # kinds of artifacts that are a family of results
 
 
 def launch_builds(

@@ -29,6 +29,7 @@ from niels_cache_assets.defs.metadata.corpora import (
     kept_metadata,
     report_metadata,
     search_metadata,
+    suffixes_metadata,
 )
 from niels_cache_assets.defs.metadata.entries import json_entry, table, without_empty
 from niels_cache_assets.defs.provenance import FOUND_TAG, is_recorded, last_materialization, result_tags
@@ -50,6 +51,7 @@ _METADATA_OF = {
     "range": search_metadata,
     "val_part": part_metadata,
     "part": part_metadata,
+    "suffixes": suffixes_metadata,
 }
 
 

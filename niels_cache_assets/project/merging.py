@@ -19,7 +19,7 @@ from niels_cache_runtime.format.layout import FAMILIES, Family
 
 SOURCES: Mapping[Family, Mapping[str, type[Source]]] = {"pretrain": PRETRAIN_SOURCES, "sft": SFT_SOURCES}
 _SHARED = ("build", "tokenizer", "cleaning", "dedup", "lines", "spans")
-_SECTIONS = (*_SHARED, *FAMILIES, "blend", "reports", "publish", "dagster", "cluster", "notify")
+_SECTIONS = (*_SHARED, *FAMILIES, "blend", "reports", "find", "publish", "dagster", "cluster", "notify")
 EXCLUSIVE_KEYS = frozenset({"files", "path"})  # each source kind has one of these two keys, and accepts both names
 _NAMED = (*FAMILIES, "blend")  # in these sections, the user chooses the names of the tables
 

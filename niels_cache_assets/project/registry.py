@@ -38,6 +38,7 @@ from niels_cache_assets.project.tables import (
     BuildSettings,
     ComponentSettings,
     DagsterSettings,
+    FindSettings,
     NameSettings,
     ReportsSettings,
 )
@@ -67,6 +68,7 @@ _SCHEMAS: Mapping[str, type[BaseModel]] = {  # of the tables that have no names 
     "lines": LinesSettings,
     "spans": SpansSettings,
     "reports": ReportsSettings,
+    "find": FindSettings,
     "dagster": DagsterSettings,
     "cluster": ClusterSettings,
     "notify": NotifySettings,
@@ -117,6 +119,7 @@ class Registry:
         sft: SFT data sets by name.
         blend: Blends by name.
         reports: Settings in [reports].
+        find: Settings in [find].
         dagster: Settings in [dagster].
         publish: Settings in [publish].
         cluster: Settings in [cluster].
@@ -147,6 +150,7 @@ class Registry:
     advice: tuple[str, ...] = ()
     lines: LinesSettings = field(default_factory=LinesSettings)
     spans: SpansSettings = field(default_factory=SpansSettings)
+    find: FindSettings = field(default_factory=FindSettings)
 
     @property
     def settings_origin(self) -> str:
@@ -231,6 +235,10 @@ class Registry:
         """Return the blends whose members can all be built, in order."""
         buildable = set(self.partition_keys("pretrain"))
         return [name for name, settings in self.blend.items() if buildable.issuperset(settings.weights)]
+
+    def indexed(self) -> list[str]:
+        """Return the names of the data sets whose caches can be built and get an index, in order."""
+        return [name for name in self.partition_keys() if name in self.find.index]
 
     def cleaning_of(self, name: str) -> CleaningSettings:
         """Return the thresholds for a pretrain data set: those of [cleaning], changed by the key `cleaning` of the data set.
@@ -441,6 +449,7 @@ def _build_registry(tables: Tables, origin: _Origin, *, profile: str | None, is_
         ("tokenizer", "train_on", registry.tokenizer.train_on or ()),
         ("publish", "data_sets", (*(registry.publish.data_sets or ()), *registry.publish.licenses)),
         ("dedup", "priority", registry.dedup.priority),
+        ("find", "index", registry.find.index),
     ):
         known = registry.pretrain if section == "dedup" else registry.sources
         for name in names:
@@ -498,6 +507,7 @@ def _refuse_in_store(registry: Registry, origin: _Origin) -> None:
     in_folders = (
         ("publish", "address", registry.publish.address),
         ("blend", "weights", registry.blend),
+        ("find", "index", registry.find.index),
         ("build", "verify_parts", registry.build.verify_parts == "sha256"),
     )
     for table, key, is_set in in_folders:

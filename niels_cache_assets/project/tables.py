@@ -1,4 +1,4 @@
-"""The schemas of [build], [blend.NAME], [reports] and [dagster]. running.py has those of [notify], [cluster] and [publish].
+"""The schemas of [build], [blend.NAME], [reports], [find] and [dagster]. running.py has those of [notify], [cluster] and [publish].
 
 Every other schema is beside the code that it configures: in `settings.py` of tokenizer, cleaning and dedup, and in each source.
 """
@@ -95,6 +95,15 @@ class ReportsSettings(Table):
     """Number of tokens per sample"""
     max_epochs: float = Field(MAX_EPOCHS, gt=0, le=2**20, strict=False)
     """Warn if a data set is read for more epochs; also applies to blends"""
+
+
+class FindSettings(Table):
+    """[find]: indices of caches, which make `niels-cache find` fast."""
+
+    index: Words = ()
+    """The data sets that get an index: about 4 bytes on disk for each token"""
+    range_tokens: int = Field(1 << 27, ge=1, le=1 << 27)
+    """Number of tokens that are sorted at once. A sort takes 10 bytes of memory a token, 15 for a vocabulary above 65,536"""
 
 
 class NameSettings(Table):

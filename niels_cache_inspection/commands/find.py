@@ -69,6 +69,7 @@ what stands around it. Where some tokens of the text are certain in any context,
 candidates; otherwise all tokens are decoded. The column `searched by` says which way was used:
 
   candidates    by certain tokens; finds every place in tokens that the tokenizer made
+  index         the same, from the index of the cache ([find] index in niels_cache.toml)
   scan          all tokens were decoded, or compared
   skipped       not searched, for the reason in the column `note`
 

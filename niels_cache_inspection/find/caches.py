@@ -7,6 +7,7 @@ searched; each is compared with its sha256, and at most two are kept. Its lineag
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_assets.publish.hub import SCHEME, address_at, open_repository
 from niels_cache_assets.tokenizer.decoding import open_tokenizer
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, built_model
+from niels_cache_inspection.find.index import TokenIndex, open_index
 from niels_cache_runtime.cache.mmap import MappedTokens
 from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError, did_you_mean
@@ -114,6 +116,13 @@ class SearchableCache:
         if current != used or not built_model(path.parent).exists():
             return f"its tokenizer {short_sha256(used)} is not in {path.parent}"
         return open_tokenizer(self.root)
+
+    @cached_property
+    def index(self) -> TokenIndex | None:
+        """Its index, or None if it has none of these tokens that can be read."""
+        with suppress(NielsCacheError):
+            return None if self.published is not None else open_index(self.directory)
+        return None
 
     def lineage(self, split: Split, documents: Iterable[int]) -> Mapping[int, Lineage]:
         """Return the lineage of documents or examples, which is empty if the cache has no lineage."""

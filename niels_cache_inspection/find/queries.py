@@ -12,6 +12,7 @@ Tokens are compared at several GB a second on one core, and bytes searched at se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -61,7 +62,8 @@ class SearchedStream(NamedTuple):
         ids, has_template = cache.meta.get("special_token_ids") or {}, "template" in cache.meta
         has_roles = cache.family == "sft" and not has_template
         roles = {ids[role]: role for role in ("sys", "usr", "asst") if has_roles and ids.get(role) is not None}
-        return cls(tokens, ends, entries_per_example(cache.meta), not has_template, ids.get("eot"), roles)
+        positions = None if cache.index is None else partial(cache.index.positions, split)
+        return cls(tokens, ends, entries_per_example(cache.meta), not has_template, ids.get("eot"), roles, positions)
 
     def entries_at(self, positions: Ints) -> Ints:
         """Return the number of the entry that contains each position."""

@@ -42,7 +42,7 @@ _KEYS = {  # by form; a key has the same form in all kinds of folders
         "kind meta_sha256 content_sha256 token_dtype sha256 model_type model_kind sentencepiece_version tokenizers_version "
         "tiktoken_version imported revision step"
     ),
-    "a whole number": "schema_version train_tokens val_tokens train_examples val_examples words bands rows index_version",
+    "a whole number": "schema_version train_tokens val_tokens train_examples val_examples words bands rows index_version range_tokens",
     "a list of texts": "forms keep sides prepare order missing",
     "a table": (
         "files source decontaminate decontaminate_against special_token_ids template cut_document part facts special_tokens trained_on "

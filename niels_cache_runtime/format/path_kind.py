@@ -16,7 +16,7 @@ NO_CACHE = "holds no cache (no tokenizer/, pretrain/NAME/ or sft/NAME/)"
 
 PathKind = Literal["root", "dataset", "family", "inside", "above", "file", "missing", "nothing"]
 
-NAMED = (*FAMILIES, "corpus", "repeats", "index")  # folders that contain named folders
+NAMED = (*FAMILIES, "corpus", "repeats", "index", "suffixes")  # folders that contain named folders
 UNNAMED = ("tokenizer", "duplicates")  # folders that exist once in a cache root
 _MAX_NAMED = 3
 

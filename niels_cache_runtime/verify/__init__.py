@@ -120,7 +120,7 @@ def _kind(path: Path) -> str:
 
 def _dataset_folders(root: Path) -> Iterator[tuple[Path, str | None]]:
     """Yield every folder of data sets and every entry in it, each with its problem or None."""
-    for name in ("tokenizer", "pretrain", "sft", "corpus", "duplicates", "repeats", "index"):
+    for name in ("tokenizer", "pretrain", "sft", "corpus", "duplicates", "repeats", "index", "suffixes"):
         is_family = name in NAMED and os.path.isdir(root / name)
         yield root / name, _listing_problem(root / name) if is_family else _stray_problem(root / name)
         if name in NAMED:

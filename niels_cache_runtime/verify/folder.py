@@ -32,7 +32,13 @@ Hashes = Mapping[Path, str | NielsCacheError]
 
 _CHECKS: dict[str, Callable[[Meta, Path, Mapping[str, int]], Iterator[SplitCheck]]] = {"pretrain": pretrain_checks, "sft": sft_checks}
 _MAX_NAMED = 8  # the most names of entries beside a data set that one note has
-_FILES_ALONE = ("corpus", "duplicates", "repeats", "index")  # for these kinds, only names, sizes and hashes of files are verified
+_FILES_ALONE = (
+    "corpus",
+    "duplicates",
+    "repeats",
+    "index",
+    "suffixes",
+)  # for these kinds, only names, sizes and hashes of files are verified
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache, write_unbuilt_cache
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.project.registry import load_registry
+from niels_cache_assets.project.tables import FindSettings
 from niels_cache_assets.streaming.decontaminate import ReferenceOrigin, ReferenceTexts
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, open_model
 from niels_cache_formats.megatron_import import Vocabulary, import_megatron
@@ -62,6 +64,8 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     """Return a meta.json of every kind and way of building, as builds write it today."""
     project = small_project(tmp_path_factory.mktemp("metas"), tiny_model)
     project.build_all()
+    indexed = replace(project.registry, find=FindSettings(index=("letters",)))
+    materialize(graph(indexed, project.root)["suffixes/letters"], notify=False)
     for family in FAMILIES:
         write_unbuilt_cache(str(dataset_dir(project.root, family, "off")), family=family, provenance=Provenance(dataset_name="off"))
     settings: dict[str, Any] = {"shard_bytes": 4096, "seed": 1, "shuffle_buffer": None, "max_val_tokens": 100, "max_train_tokens": 500}

@@ -119,6 +119,7 @@ def _cache(registry: Registry) -> dg.AssetsDefinition:
     above = [names.tokenizer, *names.meta.values()]
     above += [names.documents] if registry.prepared() else []
     above += [names.index] if registry.blend_keys() else []
+    above += [names.suffixes] if registry.indexed() else []
 
     @dg.asset(
         key=names.cache_report,

@@ -161,7 +161,13 @@ def _findings(instance: dg.DagsterInstance, names: DefinitionNames, root: Path, 
 
 def asset_of(names: DefinitionNames, root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
     """Return the asset and the partition of a folder, None for what it does not have."""
-    assets = {"tokenizer": names.tokenizer, "corpus": names.documents, "duplicates": names.duplicates, **names.meta}
+    assets = {
+        "tokenizer": names.tokenizer,
+        "corpus": names.documents,
+        "duplicates": names.duplicates,
+        "suffixes": names.suffixes,
+        **names.meta,
+    }
     parts = folder.relative_to(root).parts if folder.is_relative_to(root) else ()
     match parts:
         case ["repeats", step]:

@@ -18,6 +18,7 @@ from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list,
 from niels_cache_assets.defs.metadata.entries import command_entry, images, json_entry, table
 from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.sources.excluding import EXCLUDED
+from niels_cache_runtime.format.layout import SPLITS
 
 
 def documents_metadata(outcome: Outcome) -> Metadata:
@@ -125,6 +126,19 @@ def cuts_metadata(outcome: Outcome) -> Metadata:
         "settings": json_entry(meta["settings"]),
         "files": files_list(meta["files"]),
         "content_sha256": meta["content_sha256"],
+        **recorded_at(outcome),
+    }
+
+
+def suffixes_metadata(outcome: Outcome) -> Metadata:
+    """Return the metadata of index/suffixes."""
+    files, tokens = outcome.meta["files"], sum(outcome.meta[f"{split}_tokens"] for split in SPLITS)
+    return {
+        **state_of(outcome),
+        "contents": f"{file_size(total_bytes(files))} for {format_count(tokens, 'token')}",
+        "bytes": total_bytes(files),
+        "files": files_list(files),
+        "content_sha256": outcome.meta["content_sha256"],
         **recorded_at(outcome),
     }
 
