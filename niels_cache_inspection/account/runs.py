@@ -1,0 +1,190 @@
+"""The samples of a run that training has read, from the states of its loader.
+
+A state says how many samples the run has taken, on all ranks, and where the smaller last batch of a pass was dropped. Of several states of
+one run, the furthest counts. If the weights of two states differ from some sample on (a branch of the run), the samples before it count
+once, and those after it for each branch. States with other settings, such as a second stage of training, are runs of their own.
+
+A state knows nothing of steps that were thrown away: if training went on after the last state was saved, or was restarted from an earlier
+one, what it read in between is in no state.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.cli.command import raise_invalid
+from niels_cache_inspection.loader_states import find_states, read_state_file
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.loader.loader import TokenLoader
+from niels_cache_runtime.loader.phases import FORMAT as PHASED
+from niels_cache_runtime.loader.phases import Phase, PhasedLoader
+from niels_cache_runtime.loader.settings import saved_arguments
+from niels_cache_runtime.loader.steps import Position
+from niels_cache_runtime.remote.store import is_address
+
+Ranges = list[tuple[int, int]]
+_NOT_ORDER = ("lot_tokens", "phase")  # the settings of a phase that a TokenLoader does not take
+_ONE_PROCESS: dict[str, Any] = {"device": "cpu", "fields": (), "cp_rank": 0, "cp_size": 1, "prefetch": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadRun:
+    """A run, or a part of it.
+
+    Attributes:
+        name: The file of its state. A run with phases has one entry for each: `FILE, phase 1`.
+        loader: The loader of the state, at its position.
+        ranges: The samples that were read: the first one of each range, and the one after its last one.
+        steps: The number of steps of the run.
+    """
+
+    name: str
+    loader: TokenLoader
+    ranges: Ranges
+    steps: int
+
+    @property
+    def samples(self) -> int:
+        """The number of samples that were read."""
+        return sum(end - first for first, end in self.ranges)
+
+
+def runs_of(paths: Sequence[str | Path], moved: Mapping[str, str]) -> list[ReadRun]:
+    """Return what training has read, in the order of the files. The states of one run are united.
+
+    Args:
+        paths: The files of the states.
+        moved: The new folders of sources, by name.
+
+    Raises:
+        NielsCacheError: If a file has no state, or if a cache is missing or has changed.
+    """
+    found: list[tuple[str, TokenLoader, Position]] = []
+    names: set[str] = set()
+    for path in paths:
+        for name, loader, position in _loaders_of(path, moved):
+            found.append((name, loader, position))
+            names.update(loader.names)
+    for name in moved:
+        if name not in names:
+            raise_invalid("--source", "no data set", name, sorted(names))
+    runs: list[ReadRun] = []
+    furthest = sorted(range(len(found)), key=lambda number: -found[number][2].samples)
+    for place, number in enumerate(furthest):
+        name, loader, position = found[number]
+        earlier = (found[each] for each in furthest[:place])
+        shared = max((_shared_samples(loader, position, other, end) for _, other, end in earlier), default=0)
+        if ranges := _after(shared, samples_read(position)):
+            runs.append(ReadRun(name=name, loader=loader, ranges=ranges, steps=position.step))
+    return sorted(runs, key=lambda run: next(number for number, (_, loader, _) in enumerate(found) if loader is run.loader))
+
+
+def samples_read(position: Position) -> Ranges:
+    """Return the samples that a run has read up to a position, without those of smaller batches that were dropped."""
+    ends = [(later.step, later.samples) for later in position.batches[1:]] + [(position.step, position.samples)]
+    ranges: Ranges = []
+    for sizes, (step, samples) in zip(position.batches, ends, strict=True):
+        end = min(samples, sizes.samples + (step - sizes.step) * sizes.rows)
+        if ranges and ranges[-1][1] == sizes.samples:
+            ranges[-1] = (ranges[-1][0], end)
+        elif end > sizes.samples:
+            ranges.append((sizes.samples, end))
+    return ranges
+
+
+def _after(shared: int, ranges: Ranges) -> Ranges:
+    return [(max(first, shared), end) for first, end in ranges if end > shared]
+
+
+def _shared_samples(one: TokenLoader, position: Position, other: TokenLoader, end: Position) -> int:
+    """Return how many samples two states have in common: those before the weights differ, if all other settings are equal."""
+    if _identity(one) != _identity(other):
+        return 0
+    shared = min(position.samples, end.samples)
+    weights = [loader._run_order.blend.weights for loader in (one, other)]
+    if weights[0] != weights[1]:
+        for first in sorted({segment[0] for each in weights for segment in each}):
+            if _weights_at(weights[0], first) != _weights_at(weights[1], first):
+                return min(shared, first)
+    return shared
+
+
+def _weights_at(weights: Sequence[tuple[int, Any]], sample: int) -> Any:
+    return next(shares for first, shares in reversed(weights) if first <= sample)
+
+
+def _identity(loader: TokenLoader) -> Any:
+    """Return what decides the samples of a run. The batch size and the number of ranks do not."""
+    sources = {name: (Path(source.folder).absolute(), source.fingerprint) for name, source in loader._sources.items()}
+    return loader._settings.sample_settings(), [*sources.items()], loader._run_order.phases
+
+
+def _loaders_of(path: str | Path, moved: Mapping[str, str]) -> Iterator[tuple[str, TokenLoader, Position]]:
+    """Yield the loaders of a file's states. States of the workers of one loader are one state."""
+    content = read_state_file(path)
+    try:
+        phased = [state for _, state in find_states(content, PHASED)]
+        if phased:
+            for number, loader in enumerate(_phases_of(max(phased, key=lambda state: len(state["phases"])), moved)):
+                yield f"{path}, phase {number + 1}", loader, loader.position
+            return
+        states = [state for _, state in find_states(content)]
+        if not states:
+            raise NielsCacheError(f"{path}: has no state of a loader; save one in training: json.dump(loader.state_dict(), file)")
+        workers, identities = [state for state in states if "worker" in state], list[Any]()
+        for state in [*workers[:1], *(state for state in states if "worker" not in state)]:
+            settled = {key: value for key, value in state.items() if key != "worker"}
+            loader = TokenLoader.from_state(settled, _folders(path, settled, moved), grown="worker" not in state, **_ONE_PROCESS)
+            identities.append(_identity(loader))
+            if identities[0] != identities[-1]:
+                raise NielsCacheError(f"{path}: has the states of different loaders; save those of training in files of their own")
+            batches = sum(worker["worker"][2] for worker in workers) if "worker" in state else 0
+            yield str(path), loader, loader._steps.advance(loader.position, batches)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        if isinstance(error, NielsCacheError):
+            raise
+        raise NielsCacheError(f"{path}: its loader state is invalid ({error!r:.80}): it is incomplete or was edited") from error
+
+
+def _folders(path: str | Path, state: Mapping[str, Any], moved: Mapping[str, str]) -> dict[str, str]:
+    """Return the folders of a state's sources.
+
+    Raises:
+        NielsCacheError: If one is an address, because its lineage is not here.
+    """
+    folders = {name: moved.get(name, str(source["folder"])) for name, source in state["sources"].items()}
+    for name, folder in folders.items():
+        if is_address(folder):
+            advice = f"niels-cache pull {folder} --out DIR, then --source {name}=DIR/{'/'.join(Path(folder).parts[-3:])}"
+            raise NielsCacheError(f"{path}: {name} was read from {folder}; pull it, because its lineage is needed: {advice}")
+    return folders
+
+
+def _phases_of(state: Mapping[str, Any], moved: Mapping[str, str]) -> list[TokenLoader]:
+    """Return the loaders of the phases that have begun."""
+    phases, arguments = [], dict[str, Any]()
+    for own in state["phases"]:
+        settings = own["settings"]
+        arguments = saved_arguments({name: value for name, value in settings.items() if name not in _NOT_ORDER}, machines=1)
+        order = arguments.pop("order")
+        phase = Phase(
+            T=arguments.pop("T"),
+            B=own["batches"][-1][2],
+            tokens=settings["phase"]["tokens"],
+            weights=settings["phase"]["weights"],
+            packing=arguments.pop("packing", None),
+        )
+        phases.append(phase)
+        for name in ("epochs", "on_exhausted", "sft", "stride"):
+            arguments.pop(name, None)
+    folders = _folders("state", state["phases"][0], moved)
+    loader = PhasedLoader(
+        {name: folders[name] for name in state["phases"][0]["names"]},
+        phases=phases,
+        lot_tokens=settings["lot_tokens"],
+        lanes=order.lanes,
+        **{**arguments, **_ONE_PROCESS, "world_size": own["batches"][-1][3]},
+    )
+    loader.load_state_dict(dict(state))
+    return list(loader._loaders[: loader.phase + 1])
