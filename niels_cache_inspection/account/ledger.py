@@ -39,7 +39,6 @@ class SplitFacts:
         tokens: The number of its tokens.
         knows_repeats: Whether texts that occur again are counted in `repeats`.
         read: Whether runs have read it.
-        is_exact: Whether `unique` and `repeats` are exact, as read.
     """
 
     name: str
@@ -49,7 +48,6 @@ class SplitFacts:
     tokens: int
     knows_repeats: bool
     read: bool
-    is_exact: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +143,8 @@ def _count(ledger: Ledger, run: ReadRun, opened: dict[_Key, PlannedSplit], readi
         keys.append(key := (path.parent, split))
         if key not in opened:
             opened[key] = PlannedSplit(AccountedCache.open(path.parent), split)
-        readings.setdefault(key, SplitReadings(opened[key].cache, opened[key].documents))
+        split_of = opened[key]
+        readings.setdefault(key, SplitReadings(split_of.cache, documents=split_of.documents, tokens=split_of.cache.tokens(split)))
     counted = count_run(run, [readings[key] for key in keys])
     if counted.total() != run.samples:
         raise NielsCacheError(f"{run.name}: {counted.total():,} rows were counted, but the state says {run.samples:,}; please report this")
@@ -183,8 +182,7 @@ def _add_split(ledger: Ledger, dimensions: Dimensions, split: PlannedSplit, read
             documents=split.documents,
             tokens=cache.tokens(split.split),
             knows_repeats=split.knows_repeats,
-            read=readings is not None and readings.rows > 0,
-            is_exact=readings is None or readings.is_exact,
+            read=readings is not None and readings.inputs > 0,
         )
     )
 

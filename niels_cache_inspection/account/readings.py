@@ -3,12 +3,11 @@
     windows         a count for each window; the documents of a chunk are compared with the windows there (`_WindowReadings`)
     rows            packed documents, conversations and pairs: their tokens are read and traced (`_RowReadings`)
 
-Windows cost no reading of tokens, and a few bytes for each window. `goldfish` and `mask_repetitive` mask targets by their tokens, so with
-these settings windows are read like rows. What is kept for each window or document is in temporary files.
+Windows cost no reading of tokens, and 4 bytes for each window. `goldfish` and `mask_repetitive` mask targets by their tokens, so with these
+settings windows are read like rows. Rows cost 40 bytes for each document, and a bit for each token of the split. All of it is in temporary
+files if it is large.
 
-A token is unique where it is read for the first time. Windows are the same in every epoch, so this is exact for a run of windows. For rows,
-and for runs that cut a split in different ways, the unique tokens of a document are the most that one epoch has read of it: this is exact
-unless two epochs of a split were left incomplete, which `is_exact` says.
+A token is unique where it is read for the first time, in whatever epoch, run, window or row. All other readings of it are repeats.
 """
 
 from bisect import bisect_left
@@ -42,14 +41,17 @@ class SplitReadings:
     Args:
         cache: Its cache.
         documents: The number of its documents or examples.
+        tokens: The number of its tokens.
+
+    Attributes:
+        inputs: The number of inputs that were read, with padding.
     """
 
-    def __init__(self, cache: AccountedCache, documents: int) -> None:
-        self._cache, self._documents = cache, documents
+    def __init__(self, cache: AccountedCache, *, documents: int, tokens: int) -> None:
+        self._cache, self._documents, self._tokens = cache, documents, tokens
         self._windows: dict[Any, _WindowReadings] = {}
         self._rows: _RowReadings | None = None
-        self._incomplete = 0
-        self.rows = self.inputs = 0
+        self.inputs = 0
 
     def add(self, run: ReadRun, source: SampleSource, located: SampleLocations, *, epoch: int) -> None:
         """Count samples, all of this source and epoch."""
@@ -64,21 +66,9 @@ class SplitReadings:
             windows.add(located.numbers)
         else:
             if self._rows is None:
-                self._rows = _RowReadings(self._cache, self._documents)
+                self._rows = _RowReadings(self._cache, documents=self._documents, tokens=self._tokens)
             self._rows.add(run, source, located, epoch=epoch)
-        self.rows += len(located)
         self.inputs += len(located) * source.T * (2 if isinstance(source, PackedPairs) else 1)
-
-    def end_epoch(self, *, is_complete: bool) -> None:
-        """Note that the samples of an epoch are counted, and whether these are all of them."""
-        self._incomplete += not is_complete
-        if self._rows is not None:
-            self._rows.end_epoch()
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether `unique` is exact. Otherwise it is the least that it can be."""
-        return (len(self._windows) == 1 and self._rows is None) or self._incomplete <= 1
 
     def of_documents(self, first: int, starts: Ints, ends: Ints) -> Ints:
         """Return the figures of consecutive documents, (documents, columns).
@@ -89,20 +79,28 @@ class SplitReadings:
             ends: (documents,), the token after its last one.
         """
         figures = no_figures(len(starts))
-        text, unique = np.zeros_like(starts), np.zeros_like(starts)
-        eot, bos = self._cache.ends_with_eot, self._cache.begins_with_bos
-        for windows in self._windows.values():
-            found = windows.of_documents(starts, ends, eot=eot, bos=bos)
-            text += found["text"]
-            np.maximum(unique, found["unique"], out=unique)
-            for name in ("special", "targets", "masked"):
-                figures[:, INDEX[name]] += found[name]
+        begin, text = int(starts[0]), np.zeros_like(starts)
+        starts, ends = starts - begin, ends - begin
+        covers = [windows.cover(begin, begin + int(ends[-1])) for windows in self._windows.values()]
+        added = [place for place, is_there in ((ends - 1, self._cache.ends_with_eot), (starts, self._cache.begins_with_bos)) if is_there]
+        for windows, cover in zip(self._windows.values(), covers, strict=True):
+            special, targets = sum(cover.read(place, place + 1) for place in added), cover.read(starts - 1, ends - 1)
+            masked = windows.masked(cover, starts, targets)
+            text += cover.read(starts, ends) - special
+            for name, found in (("special", special), ("targets", targets - masked), ("masked", masked)):
+                figures[:, INDEX[name]] += found
+        union = _Union(covers)
+        unique = union.count(starts, ends) - sum(union.count(place, place + 1) for place in added)
         if self._rows is not None:
-            counts, own = self._rows.of_documents(first, len(starts))
+            counts = self._rows.of_documents(first, len(starts))
             text += counts["text"]
-            np.maximum(unique, own, out=unique)
             for name in _COUNTED[1:]:
                 figures[:, INDEX[name]] += counts[name]
+            seen = self._rows.seen(begin, begin + int(ends[-1]))
+            union.mark(seen)
+            for place in added:
+                seen[place] = False
+            unique = np.add.reduceat(seen, starts, dtype=np.int64)
         figures[:, INDEX["unique"]], figures[:, INDEX["repeats"]] = unique, text - unique
         figures[:, INDEX["documents"]] = figures[:, INDEX["unique"] :].any(axis=1)
         return figures
@@ -128,21 +126,10 @@ def count_run(run: ReadRun, readings: list[SplitReadings]) -> Counter[tuple[int,
         for first in range(begin, end, _SAMPLES_AT_ONCE):
             located = loader._run_order.locate(np.arange(first, min(end, first + _SAMPLES_AT_ONCE)))
             for source, epoch, places in located.groups():
-                if counted[source, epoch] == 0 and epoch:
-                    _end_epoch(run, sources, readings, counted, source, epoch - 1)
                 of_group = SampleLocations(located.sources[places], located.epochs[places], located.numbers[places], (source, epoch))
                 readings[source].add(run, sources[source], of_group, epoch=epoch)
                 counted[source, epoch] += len(places)
-    for source in {source for source, _ in counted}:
-        _end_epoch(run, sources, readings, counted, source, max(epoch for own, epoch in counted if own == source))
     return counted
-
-
-def _end_epoch(
-    run: ReadRun, sources: list[SampleSource], readings: list[SplitReadings], counted: Counter[tuple[int, int]], source: int, epoch: int
-) -> None:
-    if counted[source, epoch]:
-        readings[source].end_epoch(is_complete=counted[source, epoch] == sources[source].samples)
 
 
 def _name_of(run: ReadRun, source: SampleSource) -> str:
@@ -160,34 +147,21 @@ class _WindowReadings:
         """Count windows, each of which is here once."""
         self._times[numbers] += 1
 
-    def of_documents(self, starts: Ints, ends: Ints, *, eot: bool, bos: bool) -> dict[str, Ints]:
-        """Return how many tokens of consecutive documents were read, by kind.
+    def cover(self, begin: int, stop: int) -> "_Cover":
+        """Return the inputs of windows in a range of the stream, in places that are counted from `begin`.
 
-        A window has the inputs [start, start + T), and the targets are one token later.
+        A window has the inputs [start, start + T), and its targets are one token later.
         """
-        begin, stop, T = int(starts[0]), int(ends[-1]), self._source.T
-        first, last = self._first_at(begin - T), self._first_at(stop)
+        first, last = self._first_at(begin - self._source.T), self._first_at(stop)
         times = np.asarray(self._times[first:last]).astype(np.int64)
         read = np.flatnonzero(times)
-        cover = _Cover(self._source._starts(first + read) - begin, times[read], T)
-        starts, ends = starts - begin, ends - begin
-        inputs, unique = cover.read(starts, ends), cover.unique(starts, ends)
-        special, special_unique = np.zeros_like(inputs), np.zeros_like(inputs)
-        lengths = ends - starts
-        for is_added, place in ((eot, ends - 1), (bos, starts)):
-            if is_added:
-                own = lengths > (eot if place is starts else 0)
-                special += cover.read(place, place + 1) * own
-                special_unique += cover.unique(place, place + 1) * own
-        targets = cover.read(starts - 1, ends - 1)
-        masked = targets if self._masks_all else cover.read(starts - 1, starts) if self._masks_borders else np.zeros_like(targets)
-        return {
-            "text": inputs - special,
-            "unique": unique - special_unique,
-            "special": special,
-            "targets": targets - masked,
-            "masked": masked,
-        }
+        return _Cover(self._source._starts(first + read) - begin, times[read], self._source.T)
+
+    def masked(self, cover: "_Cover", starts: Ints, targets: Ints) -> Ints:
+        """Return how many targets of documents are masked, given where these start and how many targets they have."""
+        if self._masks_all:
+            return targets
+        return cover.read(starts - 1, starts) if self._masks_borders else np.zeros_like(targets)
 
     def _first_at(self, token: int) -> int:
         """Return the first window that begins at this token or later."""
@@ -198,42 +172,63 @@ class _Cover:
     """Intervals of T tokens that were read one or more times, sorted by their starts."""
 
     def __init__(self, starts: Ints, times: Ints, T: int) -> None:
-        self._starts, self._T = starts, T
+        self.starts, self.T = starts, T
         self._times = np.append(0, np.cumsum(times))
         self._weighted = np.append(0, np.cumsum(times * starts))
-        self._own = np.minimum(np.diff(starts, append=starts[-1:] + T), T)  # up to the start of the next interval
-        self._covered = np.append(0, np.cumsum(self._own))
 
     def read(self, firsts: Ints, ends: Ints) -> Ints:
         """Return how many tokens of ranges were read, each as often as it was read."""
         return self._read_before(ends) - self._read_before(firsts)
 
-    def unique(self, firsts: Ints, ends: Ints) -> Ints:
-        """Return how many tokens of ranges were read at least once."""
-        return self._covered_before(ends) - self._covered_before(firsts)
-
     def _read_before(self, places: Ints) -> Ints:
-        begun, ended = (self._starts.searchsorted(each, side="right") for each in (places, places - self._T))
+        begun, ended = (self.starts.searchsorted(each, side="right") for each in (places, places - self.T))
         times = self._times[begun] - self._times[ended]
-        return self._T * self._times[ended] + places * times - (self._weighted[begun] - self._weighted[ended])
+        return self.T * self._times[ended] + places * times - (self._weighted[begun] - self._weighted[ended])
 
-    def _covered_before(self, places: Ints) -> Ints:
-        last = self._starts.searchsorted(places, side="right") - 1
+
+class _Union:
+    """The tokens that are in any of the intervals of some covers."""
+
+    def __init__(self, covers: list[_Cover]) -> None:
+        none = np.zeros(0, dtype=np.int64)
+        starts = np.concatenate([none, *(cover.starts for cover in covers)])
+        ends = np.concatenate([none, *(cover.starts + cover.T for cover in covers)])
+        order = starts.argsort(kind="stable")
+        starts, ends = starts[order], ends[order]
+        before = np.maximum.accumulate(ends)
+        starts[1:] = np.maximum(starts[1:], before[:-1])  # what an earlier interval has is not counted again
+        kept = starts < ends
+        self._starts, self._ends = starts[kept], ends[kept]
+        self._counts = np.append(0, np.cumsum(self._ends - self._starts))
+
+    def count(self, firsts: Ints, ends: Ints) -> Ints:
+        """Return how many tokens of ranges are in it."""
+        return self._count_before(ends) - self._count_before(firsts)
+
+    def mark(self, marks: Bools) -> None:
+        """Set the marks of its tokens, (n,)."""
+        changes = np.zeros(len(marks) + 1, dtype=np.int8)
+        starts, ends = np.clip(self._starts, 0, len(marks)), np.clip(self._ends, 0, len(marks))
+        np.add.at(changes, starts, 1)
+        np.add.at(changes, ends, -1)
+        marks |= np.cumsum(changes[:-1], dtype=np.int8) > 0
+
+    def _count_before(self, places: Ints) -> Ints:
+        begun = self._starts.searchsorted(places, side="right")
         if not len(self._starts):
             return np.zeros_like(places)
-        inside = np.minimum(places - self._starts[np.maximum(last, 0)], self._own[np.maximum(last, 0)])
-        return np.where(last < 0, 0, self._covered[np.maximum(last, 0)] + inside)
+        beyond = np.maximum(self._ends[begun - 1] - places, 0)  # of the interval that a place is in
+        return np.where(begun > 0, self._counts[begun] - beyond, 0)
 
 
 class _RowReadings:
     """How many tokens of each document were read, by kind."""
 
-    def __init__(self, cache: AccountedCache, documents: int) -> None:
+    def __init__(self, cache: AccountedCache, *, documents: int, tokens: int) -> None:
         self._special = np.array(cache.special_ids, dtype=np.int64)
         self._bos_id = (cache.meta.get("special_token_ids") or {}).get("bos")
         self._counts = {name: temporary_array(documents, np.int64) for name in _COUNTED}
-        self._unique, self._of_epoch = (temporary_array(documents, np.int64) for _ in range(2))
-        self._documents = documents
+        self._seen = temporary_array(tokens // 8 + 1, np.uint8)  # a bit for each token of text
         self._makers: dict[int, Any] = {}
         self.outside = no_figures()[0]
 
@@ -251,16 +246,15 @@ class _RowReadings:
                 packing = run.loader._settings.packing
                 self._count(source, part.numbers, batch, epoch=epoch, has_bos=packing is not None and bool(packing.bos_on_pieces))
 
-    def end_epoch(self) -> None:
-        for first in range(0, self._documents, _SAMPLES_AT_ONCE):
-            block = slice(first, first + _SAMPLES_AT_ONCE)
-            self._unique[block] = np.maximum(self._unique[block], self._of_epoch[block])
-            self._of_epoch[block] = 0
+    def of_documents(self, first: int, count: int) -> dict[str, Ints]:
+        """Return the counts of documents by kind."""
+        return {name: np.asarray(values[first : first + count]) for name, values in self._counts.items()}
 
-    def of_documents(self, first: int, count: int) -> tuple[dict[str, Ints], Ints]:
-        """Return the counts by kind, and the unique tokens of text."""
-        block = slice(first, first + count)
-        return {name: np.asarray(values[block]) for name, values in self._counts.items()}, np.asarray(self._unique[block])
+    def seen(self, begin: int, stop: int) -> Bools:
+        """Return which tokens of a range of the split are text that was read, (stop - begin,)."""
+        first = begin // 8
+        bits = np.unpackbits(np.asarray(self._seen[first : stop // 8 + 1]), bitorder="little")
+        return bits[begin - 8 * first : stop - 8 * first].astype(np.bool_)
 
     def _count(self, source: SampleSource, numbers: Ints, batch: Batch, *, epoch: int, has_bos: bool = False) -> None:
         origins, tokens = source.origins(numbers, epoch=epoch), batch.x.numpy()
@@ -274,7 +268,9 @@ class _RowReadings:
         bos = ~is_input & begins_inside & (tokens == self._bos_id) if has_bos else np.zeros_like(is_input)
         for name, kind in (("text", text), ("special", special), ("fim", fim)):
             _add_ones(self._counts[name], of_inputs[kind])
-        _add_ones(self._of_epoch, of_inputs[text])
+        starts = source._stream_starts if isinstance(source, PretrainWindows) else np.zeros(1, dtype=np.int64)
+        places = np.unique(starts[origins.files[:, :-1][text]] + origins.offsets[:, :-1][text])
+        np.bitwise_or.at(self._seen, places // 8, (1 << places % 8).astype(np.uint8))
         self.outside[INDEX["bos"]] += np.count_nonzero(bos)
         self.outside[INDEX["padding"]] += np.count_nonzero(~is_input & ~bos)
         is_target: Bools = np.ones(tokens.shape, dtype=np.bool_) if batch.y_masked is None else batch.y_masked.numpy() != IGNORE_INDEX
