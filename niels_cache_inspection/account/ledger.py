@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from niels_cache_inspection.account.dimensions import DIMENSIONS, Dimensions
+from niels_cache_inspection.account.dimensions import DIMENSIONS, UNKNOWN, Dimensions
 from niels_cache_inspection.account.domains import list_date
 from niels_cache_inspection.account.readings import SplitReadings, count_run
 from niels_cache_inspection.account.runs import ReadRun
@@ -86,14 +86,18 @@ class Ledger:
         runs: The runs, with the number of samples and steps of each.
         list_date: The date of the list of public suffixes.
         columns: The kept columns that each dimension was read from.
+        licenses: The known licences of each planned cache, by its content_sha256, those with the most tokens first.
     """
 
-    tables: dict[str, dict[str, Table]] = field(default_factory=lambda: {section: {name: Table() for name in TABLES} for section in SECTIONS})
+    tables: dict[str, dict[str, Table]] = field(
+        default_factory=lambda: {section: {name: Table() for name in TABLES} for section in SECTIONS}
+    )
     splits: list[SplitFacts] = field(default_factory=list)
     epochs: list[EpochFacts] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     list_date: str = field(default_factory=list_date)
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    licenses: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, section: str, sources: Sequence[str], values: Mapping[str, Sequence[str]], figures: Ints) -> None:
         """Add the figures of documents, (documents, columns), to the tables of a section."""
@@ -107,7 +111,11 @@ class Ledger:
 
 
 def make_ledger(
-    caches: Iterable[AccountedCache], runs: Sequence[ReadRun], dimensions: Dimensions, *, progress: Callable[[str], None] = lambda name: None
+    caches: Iterable[AccountedCache],
+    runs: Sequence[ReadRun],
+    dimensions: Dimensions,
+    *,
+    progress: Callable[[str], None] = lambda name: None,
 ) -> Ledger:
     """Return the account of caches and runs.
 
@@ -121,7 +129,9 @@ def make_ledger(
         NielsCacheError: If a cache cannot be read, or if sums differ.
     """
     ledger = Ledger(columns=dimensions.columns)
-    planned = {(cache.directory.resolve(), split): PlannedSplit(cache, split) for cache in caches for split in SPLITS if cache.tokens(split)}
+    planned = {
+        (cache.directory.resolve(), split): PlannedSplit(cache, split) for cache in caches for split in SPLITS if cache.tokens(split)
+    }
     opened, readings = dict(planned), dict[_Key, SplitReadings]()
     for run in runs:
         progress(run.name)
@@ -158,15 +168,19 @@ def _count(ledger: Ledger, run: ReadRun, opened: dict[_Key, PlannedSplit], readi
 
 def _add_split(ledger: Ledger, dimensions: Dimensions, split: PlannedSplit, readings: SplitReadings | None, *, is_planned: bool) -> None:
     cache = split.cache
+    licenses = Table()
     planned, read = no_figures()[0], no_figures()[0] if readings is None else readings.outside().copy()
     for chunk in split.chunks(dimensions):
         planned += chunk.figures.sum(axis=0)
         if is_planned:
             ledger.add(split.split, chunk.sources, chunk.values, chunk.figures)
+            licenses.add(chunk.values["license"], chunk.figures)
         if readings is not None:
             found = readings.of_documents(chunk.first, chunk.starts, chunk.ends)
             ledger.add("read", chunk.sources, chunk.values, found)
             read += found.sum(axis=0)
+    of_cache = ledger.licenses.setdefault(str(cache.meta.get("content_sha256")), [])
+    of_cache += [value for value, _ in licenses.rows() if value != UNKNOWN and value not in of_cache]
     what = f"{cache.directory}: {split.split}"
     _require(what, "tokens as planned", int(positions_of(planned)), cache.tokens(split.split))
     _require(what, "targets as planned", int(targets_of(planned)), cache.tokens(split.split))
@@ -200,4 +214,6 @@ def _check_sums(ledger: Ledger) -> None:
 
 def _require(what: str, kind: str, found: int, expected: int) -> None:
     if found != expected:
-        raise NielsCacheError(f"{what}: the account has {found:,} {kind}, but there are {expected:,}; run `niels-cache verify`, or report this")
+        raise NielsCacheError(
+            f"{what}: the account has {found:,} {kind}, but there are {expected:,}; run `niels-cache verify`, or report this"
+        )

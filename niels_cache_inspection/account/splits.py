@@ -241,7 +241,9 @@ class PlannedSplit:
         if not bits:
             return np.arange(len(hashes))
         step = _SORTED_AT_ONCE
-        parts = (first + np.flatnonzero(hashes[first : first + step] >> np.uint64(64 - bits) == part) for first in range(0, len(hashes), step))
+        parts = (
+            first + np.flatnonzero(hashes[first : first + step] >> np.uint64(64 - bits) == part) for first in range(0, len(hashes), step)
+        )
         return np.concatenate([*parts])
 
 
