@@ -22,6 +22,8 @@ from niels_cache_runtime.remote.store import MissingError, open_store
 
 NAME = "croissant.json"
 _CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
+_TERMS = """citeAs column equivalentProperty extract field fileObject fileProperty fileSet format includes isLiveDataset jsonPath key md5
+parentField path recordSet references regex repeated replace samplingRate separator source subField transform"""
 _CONTEXT: dict[str, Any] = {
     "@language": "en",
     "@vocab": "https://schema.org/",
@@ -32,13 +34,7 @@ _CONTEXT: dict[str, Any] = {
     "conformsTo": "dct:conformsTo",
     **{name: {"@id": f"cr:{name}", "@type": "@json"} for name in ("data", "examples")},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    **{
-        name: f"cr:{name}"
-        for name in (
-            "citeAs column equivalentProperty extract field fileObject fileProperty fileSet format includes isLiveDataset jsonPath key "
-            "md5 parentField path recordSet references regex repeated replace samplingRate separator source subField transform"
-        ).split()
-    },
+    **{name: f"cr:{name}" for name in _TERMS.split()},
 }
 _FORMATS = {".parquet": "application/x-parquet", ".json": "application/json", ".jinja": "text/plain"}
 _COLUMNS = {  # of lineage: the type, and the meaning

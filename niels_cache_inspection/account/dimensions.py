@@ -36,26 +36,29 @@ class Dimensions:
 
     def values(self, kept: Iterable[str | None]) -> dict[str, list[str]]:
         """Return the values of documents in each dimension, given their kept values as JSON."""
-        columns: dict[str, list[str]] = {name: [] for name in DIMENSIONS}
+        found = {name: list[str]() for name in DIMENSIONS}
+        rules = [(found[name].append, self.columns[name], self._read[name]) for name in DIMENSIONS]
         for text in kept:
             values = json.loads(text) if text else {}
-            for name, of in columns.items():
-                value = next((found for column in self.columns[name] if (found := _value(values, column)) not in (None, "", [])), None)
-                of.append(UNKNOWN if value is None else self._read[name](value) or UNKNOWN)
-        return columns
+            for append, columns, read in rules:
+                for column in columns:
+                    value = values[column] if column in values else _nested(values, column)
+                    if value not in (None, "", []):
+                        append(read(value) or UNKNOWN)
+                        break
+                else:
+                    append(UNKNOWN)
+        return found
 
     def _domain(self, value: Any) -> str | None:
         return self._domains.of(value) if isinstance(value, str) else None
 
 
-def _value(values: Any, column: str) -> Any:
-    """Return the value of a column, or of a field in it, such as `metadata.language`. None if it is missing."""
-    if not isinstance(values, dict):
-        return None
-    if column in values or "." not in column:
-        return values.get(column)
-    first, _, rest = column.partition(".")
-    return _value(values.get(first), rest)
+def _nested(values: Any, column: str) -> Any:
+    """Return the value of a field in a column, such as `metadata.language`. None if it is missing."""
+    for name in column.split("."):
+        values = values.get(name) if isinstance(values, dict) else None
+    return values
 
 
 def _text(value: Any) -> str:

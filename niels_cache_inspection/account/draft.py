@@ -13,7 +13,7 @@ from niels_cache_inspection.account.splits import AccountedCache
 from niels_cache_inspection.account.tables import NO_DOCUMENT
 
 NOTICE = (
-    "Draft, generated from caches. It has figures and sources only, is not the template of the European Commission, and is no legal advice. "
+    "Draft, generated from caches. It has figures and sources only, is not the template of the European Commission, and no legal advice. "
     "Compare every figure with the template that is in force."
 )
 MISSING = (

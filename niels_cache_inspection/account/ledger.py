@@ -3,8 +3,8 @@
     planned/train, planned/val   what the caches of a root have, each document once
     read                         what runs have read, each token as often as it was read
 
-The lineage of each split is read once for all tables. Then the sums of every table are compared with each other, with meta.json and with the
-number of rows that the states say. A difference is an error, because it would be a mistake of this program or a damaged cache.
+The lineage of each split is read once for all tables. Then the sums of every table are compared with each other, with meta.json and with
+the number of rows that the states say. A difference is an error: a damaged cache, or a mistake of this program.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -21,7 +21,7 @@ import torch
 from niels_cache_inspection.account.runs import ReadRun
 from niels_cache_inspection.account.splits import AccountedCache, temporary_array
 from niels_cache_inspection.account.tables import INDEX, no_figures
-from niels_cache_runtime.format.layout import IGNORE_INDEX, Array, Bools, Ints
+from niels_cache_runtime.format.layout import IGNORE_INDEX, Bools, Ints
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.packing.documents import PackedDocuments
 from niels_cache_runtime.loader.preference.batch import PreferenceBatch, make_maker
@@ -267,18 +267,13 @@ class _RowReadings:
         begins_inside = (origins.document_offsets[:, 1:] > 0) | is_fim[:, 1:]
         bos = ~is_input & begins_inside & (tokens == self._bos_id) if has_bos else np.zeros_like(is_input)
         for name, kind in (("text", text), ("special", special), ("fim", fim)):
-            _add_ones(self._counts[name], of_inputs[kind])
+            np.add.at(self._counts[name], of_inputs[kind], 1)
         starts = source._stream_starts if isinstance(source, PretrainWindows) else np.zeros(1, dtype=np.int64)
-        places = np.unique(starts[origins.files[:, :-1][text]] + origins.offsets[:, :-1][text])
+        places = starts[origins.files[:, :-1][text]] + origins.offsets[:, :-1][text]
         np.bitwise_or.at(self._seen, places // 8, (1 << places % 8).astype(np.uint8))
         self.outside[INDEX["bos"]] += np.count_nonzero(bos)
         self.outside[INDEX["padding"]] += np.count_nonzero(~is_input & ~bos)
         is_target: Bools = np.ones(tokens.shape, dtype=np.bool_) if batch.y_masked is None else batch.y_masked.numpy() != IGNORE_INDEX
         for name, kind in (("targets", is_target), ("masked", ~is_target)):
-            _add_ones(self._counts[name], documents[:, 1:][kind & is_known[:, 1:]])
+            np.add.at(self._counts[name], documents[:, 1:][kind & is_known[:, 1:]], 1)
             self.outside[INDEX[name]] += np.count_nonzero(kind & ~is_known[:, 1:])
-
-
-def _add_ones(counts: Array, documents: Ints) -> None:
-    found, times = np.unique(documents, return_counts=True)
-    counts[found] += times

@@ -8,6 +8,7 @@ A state knows nothing of steps that were thrown away: if training went on after 
 one, what it read in between is in no state.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,10 +63,12 @@ def runs_of(paths: Sequence[str | Path], moved: Mapping[str, str]) -> list[ReadR
     """
     found: list[tuple[str, TokenLoader, Position]] = []
     names: set[str] = set()
-    for path in paths:
-        for name, loader, position in _loaders_of(path, moved):
-            found.append((name, loader, position))
-            names.update(loader.names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # training has seen them
+        for path in paths:
+            found += _loaders_of(path, moved)
+    for _, loader, _ in found:
+        names.update(loader.names)
     for name in moved:
         if name not in names:
             raise_invalid("--source", "no data set", name, sorted(names))

@@ -1,8 +1,8 @@
 """The documents of a split as planned: chunks with their places, values and figures, from lineage and the ends of documents.
 
-Every count is compared: the tokens of each document in lineage with the ends of documents, and the sums with meta.json. Memory does not grow
-with the split: a chunk is a row group of lineage, and what is kept for each document is in temporary files. Pretrain costs no reading of
-tokens. The tokens of conversations are read once, to count sentinels and targets.
+Every count is compared: the tokens of each document in lineage with the ends of documents, and the sums with meta.json. Memory does not
+grow with the split: a chunk is a row group of lineage, and what is kept for each document is in temporary files. Pretrain costs no reading
+of tokens. The tokens of conversations are read once, to count sentinels and targets.
 """
 
 import tempfile
@@ -143,9 +143,8 @@ class PlannedSplit:
             before = int(self.ends[first - 1]) if first else 0
             starts = np.append(before, ends[:-1])
             if len(ends) != count or (lengths is not None and not np.array_equal(ends - starts, lengths)):
-                raise NielsCacheError(
-                    f"{self._tokens.lineage}: its tokens from document {first:,} on differ from the ends of documents; rebuild this data set"
-                )
+                where = f"{self._tokens.lineage}: from document {first:,} on"
+                raise NielsCacheError(f"{where}, its tokens differ from the ends of documents; rebuild this data set")
             yield DocumentChunk(
                 first=first,
                 starts=starts,

@@ -54,12 +54,14 @@ class Table:
 
     def add(self, values: Sequence[str], figures: Ints) -> None:
         """Add figures (n, columns) to those of n values."""
-        numbers, known = np.empty(len(values), dtype=np.int64), self._numbers
-        for place, value in enumerate(values):
-            numbers[place] = known.setdefault(value, len(known))
+        known = self._numbers
+        for value in {*values} - known.keys():
+            known[value] = len(known)
+        numbers = np.fromiter(map(known.__getitem__, values), dtype=np.int64, count=len(values))
         while len(known) > len(self._figures):
             self._figures = np.concatenate([self._figures, np.zeros_like(self._figures)])
-        np.add.at(self._figures, numbers, figures)
+        for column in range(figures.shape[1]):
+            np.add.at(self._figures[:, column], numbers, figures[:, column])
 
     def add_all(self, value: str, figures: Ints) -> None:
         """Add figures (columns,) to those of one value, unless they are 0."""
