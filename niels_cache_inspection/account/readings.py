@@ -234,7 +234,8 @@ class _RowReadings:
 
     def add(self, run: ReadRun, source: SampleSource, located: SampleLocations, *, epoch: int) -> None:
         if id(run) not in self._makers:
-            self._makers[id(run)] = make_maker(run.loader._sources, replace(run.loader._settings, fields=()), torch.device("cpu"))
+            settings = replace(run.loader._settings, fields=(), cp_rank=0, cp_size=1)
+            self._makers[id(run)] = make_maker(run.loader._sources, settings, torch.device("cpu"))
         at_once = max(1, _TOKENS_AT_ONCE // source.T)
         for first in range(0, len(located), at_once):
             part = located.part(first, first + at_once)

@@ -15,18 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.cli.command import raise_invalid
-from niels_cache_inspection.loader_states import find_states, read_state_file
+from niels_cache_inspection.loader_states import open_loader, read_loader_state, steps_taken
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.loader import TokenLoader
-from niels_cache_runtime.loader.phases import FORMAT as PHASED
-from niels_cache_runtime.loader.phases import Phase, PhasedLoader
-from niels_cache_runtime.loader.settings import saved_arguments
+from niels_cache_runtime.loader.phases import PhasedLoader
 from niels_cache_runtime.loader.steps import Position
 from niels_cache_runtime.remote.store import is_address
 
 Ranges = list[tuple[int, int]]
-_NOT_ORDER = ("lot_tokens", "phase")  # the settings of a phase that a TokenLoader does not take
-_ONE_PROCESS: dict[str, Any] = {"device": "cpu", "fields": (), "cp_rank": 0, "cp_size": 1, "prefetch": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,74 +116,27 @@ def _weights_at(weights: Sequence[tuple[int, Any]], sample: int) -> Any:
 def _identity(loader: TokenLoader) -> Any:
     """Return what decides the samples of a run. The batch size and the number of ranks do not."""
     sources = {name: (Path(source.folder).absolute(), source.fingerprint) for name, source in loader._sources.items()}
-    return loader._settings.sample_settings(), [*sources.items()], loader._run_order.phases
+    return loader._settings.sample_settings(), [*sources.items()]
 
 
 def _loaders_of(path: str | Path, moved: Mapping[str, str]) -> Iterator[tuple[str, TokenLoader, Position]]:
-    """Yield the loaders of a file's states. States of the workers of one loader are one state."""
-    content = read_state_file(path)
-    try:
-        phased = [state for _, state in find_states(content, PHASED)]
-        if phased:
-            for number, loader in enumerate(_phases_of(max(phased, key=lambda state: len(state["phases"])), moved)):
-                yield f"{path}, phase {number + 1}", loader, loader.position
-            return
-        states = [state for _, state in find_states(content)]
-        if not states:
-            raise NielsCacheError(f"{path}: has no state of a loader; save one in training: json.dump(loader.state_dict(), file)")
-        workers, identities = [state for state in states if "worker" in state], list[Any]()
-        for state in [*workers[:1], *(state for state in states if "worker" not in state)]:
-            settled = {key: value for key, value in state.items() if key != "worker"}
-            loader = TokenLoader.from_state(settled, _folders(path, settled, moved), grown="worker" not in state, **_ONE_PROCESS)
-            identities.append(_identity(loader))
-            if identities[0] != identities[-1]:
-                raise NielsCacheError(f"{path}: has the states of different loaders; save those of training in files of their own")
-            batches = sum(worker["worker"][2] for worker in workers) if "worker" in state else 0
-            yield str(path), loader, loader._steps.advance(loader.position, batches)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-        if isinstance(error, NielsCacheError):
-            raise
-        raise NielsCacheError(f"{path}: its loader state is invalid ({error!r:.80}): it is incomplete or was edited") from error
-
-
-def _folders(path: str | Path, state: Mapping[str, Any], moved: Mapping[str, str]) -> dict[str, str]:
-    """Return the folders of a state's sources.
+    """Yield the loaders of a file's state, and their positions: one, or one for each phase that has begun.
 
     Raises:
-        NielsCacheError: If one is an address, because its lineage is not here.
+        NielsCacheError: If a source is an address, because its lineage is not here.
     """
-    folders = {name: moved.get(name, str(source["folder"])) for name, source in state["sources"].items()}
-    for name, folder in folders.items():
+    state = read_loader_state(path)
+    sources: Any = (state["phases"][0] if state.get("phases") else state).get("sources")
+    names = [*sources] if isinstance(sources, Mapping) else []
+    own = {name: folder for name, folder in moved.items() if name in names}
+    for name in names:
+        folder = own.get(name, str(sources[name].get("folder") if isinstance(sources[name], Mapping) else ""))
         if is_address(folder):
             advice = f"niels-cache pull {folder} --out DIR, then --source {name}=DIR/{'/'.join(Path(folder).parts[-3:])}"
-            raise NielsCacheError(f"{path}: {name} was read from {folder}; pull it, because its lineage is needed: {advice}")
-    return folders
-
-
-def _phases_of(state: Mapping[str, Any], moved: Mapping[str, str]) -> list[TokenLoader]:
-    """Return the loaders of the phases that have begun."""
-    phases, arguments = [], dict[str, Any]()
-    for own in state["phases"]:
-        settings = own["settings"]
-        arguments = saved_arguments({name: value for name, value in settings.items() if name not in _NOT_ORDER}, machines=1)
-        order = arguments.pop("order")
-        phase = Phase(
-            T=arguments.pop("T"),
-            B=own["batches"][-1][2],
-            tokens=settings["phase"]["tokens"],
-            weights=settings["phase"]["weights"],
-            packing=arguments.pop("packing", None),
-        )
-        phases.append(phase)
-        for name in ("epochs", "on_exhausted", "sft", "stride"):
-            arguments.pop(name, None)
-    folders = _folders("state", state["phases"][0], moved)
-    loader = PhasedLoader(
-        {name: folders[name] for name in state["phases"][0]["names"]},
-        phases=phases,
-        lot_tokens=settings["lot_tokens"],
-        lanes=order.lanes,
-        **{**arguments, **_ONE_PROCESS, "world_size": own["batches"][-1][3]},
-    )
-    loader.load_state_dict(dict(state))
-    return list(loader._loaders[: loader.phase + 1])
+            raise NielsCacheError(f"{path}: {name} was read from {folder}, and its lineage is needed here: {advice}")
+    loader = open_loader(path, state, own, copy="", grown="worker" not in state)
+    if isinstance(loader, PhasedLoader):
+        for number, phase in enumerate(loader._loaders[: loader.phase + 1]):
+            yield f"{path}, phase {number + 1}", phase, phase.position
+    else:
+        yield str(path), loader, loader._steps.advance(loader.position, steps_taken(state, loader) - loader.step)
