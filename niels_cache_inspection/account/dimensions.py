@@ -18,7 +18,7 @@ DEFAULT_COLUMNS: dict[str, tuple[str, ...]] = {  # the first one that a document
     "language": ("language", "lang"),
     "year": ("year", "date", "created", "timestamp"),
 }
-_ISO_DATE = re.compile(r"\s*(\d{4})(?:-|/|\.|T|\s|$)")
+_ISO_DATE = re.compile(r"\s*(\d{4})(?:\s*$|[-/.]\d\d?(?!\d)|\d{4}(?!\d))")
 _ANY_YEAR = re.compile(r"(?<!\d)(1[5-9]\d\d|20\d\d)(?!\d)")
 
 
