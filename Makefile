@@ -140,7 +140,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(DEV): pyproject.toml constraints.txt $(STAMP)
 	@echo "Installing what tests, lint, benchmarks and the site need as well ($(LOG))"
-	@$(SHOWN) $(PIP) --no-build-isolation -e '.[dev,bench,classifier,code,docs,documents,fast,find,web]' $(QUIETLY)
+	@$(SHOWN) $(PIP) --no-build-isolation -e '.[account,dev,bench,classifier,code,docs,documents,fast,find,web]' $(QUIETLY)
 	@touch $@
 
 $(VENV)/.installed-cluster: pyproject.toml constraints.txt $(DEV)

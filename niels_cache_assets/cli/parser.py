@@ -42,6 +42,9 @@ COMMANDS: dict[str, dict[str, str]] = {
         "find": "find a text or tokens in all caches, with the source of each document",
         "diff": "compare the settings, documents and tokens of two builds",
     },
+    "answer for the data": {
+        "account": "count tokens by source, domain, licence, language and year, as planned and as read",
+    },
     "clean text": {
         "clean": "run the cleaning chain on files, or show what it dropped from a data set and why",
         "classifier": "train a classifier of good and bad documents, or evaluate one, with a report on its thresholds",
@@ -185,8 +188,9 @@ def _raise_option_before_command(
 
 
 def import_command(name: str) -> ModuleType:
-    """Import the module of a command. Those that inspect the content are in the package niels_cache_inspection."""
-    package = "niels_cache_inspection" if name in COMMANDS["inspect the content"] else "niels_cache_assets.cli"
+    """Import the module of a command. Those of two groups are in the package niels_cache_inspection."""
+    inspects = name in COMMANDS["inspect the content"] or name in COMMANDS["answer for the data"]
+    package = "niels_cache_inspection" if inspects else "niels_cache_assets.cli"
     return import_module(f"{package}.commands.{name.replace('-', '_')}")
 
 
