@@ -42,6 +42,9 @@ COMMANDS: dict[str, dict[str, str]] = {
         "find": "find a text or tokens in all caches, with the source of each document",
         "diff": "compare the settings, documents and tokens of two builds",
     },
+    "answer for the data": {
+        "erase": "erase documents from everything that was built, with a receipt, or check a receipt",
+    },
     "clean text": {
         "clean": "run the cleaning chain on files, or show what it dropped from a data set and why",
         "classifier": "train a classifier of good and bad documents, or evaluate one, with a report on its thresholds",
@@ -185,8 +188,9 @@ def _raise_option_before_command(
 
 
 def import_command(name: str) -> ModuleType:
-    """Import the module of a command. Those that inspect the content are in the package niels_cache_inspection."""
-    package = "niels_cache_inspection" if name in COMMANDS["inspect the content"] else "niels_cache_assets.cli"
+    """Import the module of a command. Those that inspect the content or answer for it are in niels_cache_inspection."""
+    is_beside = name in COMMANDS["inspect the content"] | COMMANDS["answer for the data"]
+    package = "niels_cache_inspection" if is_beside else "niels_cache_assets.cli"
     return import_module(f"{package}.commands.{name.replace('-', '_')}")
 
 
