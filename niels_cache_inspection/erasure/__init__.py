@@ -5,5 +5,8 @@
     work.py        the steps, each repeatable after a kill: excluding.py, builds, scanning.py, deletion, publishing.py, receipt.py
     remains.py     what cannot be reached
     verifying.py   whether it is still absent, by a receipt
+    trained.py     the steps of trainings that had read the documents
     tombstone.py   documents of a finished cache are struck in place
+
+Nothing but the command imports this.
 """

@@ -86,7 +86,7 @@ class Targets:
         near: Near copies.
         texts: What is known of the texts of `sure`, by the key of the document.
         near_texts: The same for `near`.
-        found: The documents of `sure` where they were found.
+        found: The documents of `sure` and `near` where they were found, each with its key.
         files: Files that contain pieces of the texts outside of documents.
         unread: What could not be read, and why.
         shared: The number of documents that share a passage with one of `sure`, and stay.
@@ -97,7 +97,7 @@ class Targets:
     near: list[Target]
     texts: list[TextPrints]
     near_texts: dict[Key, list[TextPrints]]
-    found: list[FoundDocument]
+    found: list[tuple[FoundDocument, Key]]
     files: list[FoundFile]
     unread: list[tuple[str, str]]
     shared: int
@@ -160,7 +160,7 @@ def find_targets(
         near=_targets(near, registry),
         texts=[each for every in _texts([*named, *sure]).values() for each in every],
         near_texts={key: each for key, each in _texts(near).items()},
-        found=sure,
+        found=[(each, _key(each, registry)) for each in [*sure, *near]],
         files=second.files,
         unread=second.unread,
         shared=second.shared,

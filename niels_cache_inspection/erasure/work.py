@@ -39,6 +39,7 @@ from niels_cache_inspection.erasure.remains import Remaining, other_names, read_
 from niels_cache_inspection.erasure.scanning import FoundDocument, Scan
 from niels_cache_inspection.erasure.targets import ErasureRequest, Targets
 from niels_cache_inspection.erasure.texts import cache_folders, meta_of
+from niels_cache_inspection.erasure.trained import steps_that_read
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import lock_owner
 
@@ -157,22 +158,24 @@ class Erasure:
     progress: Callable[[str], None] = lambda line: None
     on_step: Callable[[str], None] = lambda step: None
 
-    def begin(self, request: ErasureRequest, targets: Targets, *, near: bool, read_by: dict[str, Any] | None = None) -> ErasureState:
+    def begin(self, request: ErasureRequest, targets: Targets, *, near: bool, states: Sequence[str] = ()) -> ErasureState:
         """Write the state of a new erasure.
 
         Args:
             request: The request.
             targets: What it erases.
             near: Whether near copies are erased too.
-            read_by: The steps of trainings that had read the documents, if they are known.
+            states: Files with the states of loaders, for the steps that had read the documents.
 
         Raises:
-            NielsCacheError: If the state cannot be written.
+            NielsCacheError: If the state of the erasure cannot be written, or the state of a loader cannot be read.
         """
         registry = self.registry()
         config_of(registry)
         chosen = [*targets.sure, *(targets.near if near else [])]
         texts = [*targets.texts, *(each for every in targets.near_texts.values() for each in every if near)]
+        keys = [each.key for each in chosen]
+        found = [(each, key) for each, key in targets.found if key in keys]
         state = ErasureState(
             root=str(self.root.absolute()),
             by=request.by,
@@ -184,7 +187,7 @@ class Erasure:
             texts=[
                 [base64.b64encode(each.prints.astype("<u8").tobytes()).decode(), base64.b64encode(each.short).decode()] for each in texts
             ],
-            read_by=read_by,
+            read_by=steps_that_read(states, found, keys, self.root) if states else None,
         )
         key, folders = bytes.fromhex(state.key), self._folders_of(registry, state)
         for name, folder in folders:
