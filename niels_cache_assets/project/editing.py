@@ -124,7 +124,8 @@ def set_key(path: Path, family: str, name: str, key: str, value: str) -> Path:
         document = tomlkit.parse(text.removeprefix(mark))
         tables = document.setdefault(family, tomlkit.table(is_super_table=True))
         tables.setdefault(name, tomlkit.table())[key] = value
-        edited = tomlkit.dumps(document)
+        edited = tomlkit.dumps(document).replace("\r\n", "\n")
+        edited = edited.replace("\n", "\r\n") if "\r\n" in text else edited
         table = {**before.get(family, {}).get(name, {}), key: value}
         if parse_toml(edited) != {**before, family: {**before.get(family, {}), name: table}}:
             raise ValueError

@@ -87,23 +87,31 @@ class TextPrints:
     Attributes:
         prints: Its prints, sorted.
         short: The normalized text itself, if it is too short to be found by prints alone, or empty.
+        is_whole: Whether a short text is a whole document, so that only equal documents are copies of it: many may contain "thank you".
     """
 
     prints: Uints
     short: bytes = b""
+    is_whole: bool = False
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> TextPrints:
+    def of(cls, texts: Iterable[str], *, is_whole: bool = False) -> TextPrints:
         """Return the prints of the texts of one document, such as the messages of a conversation."""
         normalized = [normalize(text.encode(errors="replace")) for text in texts]
         joined = b"".join(normalized)
         every = [prints_of(each) for each in normalized]
-        return cls(prints=np.unique(np.concatenate([np.empty(0, np.uint64), *every])), short=joined if len(joined) < RUN else b"")
+        prints = np.unique(np.concatenate([np.empty(0, np.uint64), *every]))
+        return cls(prints=prints, short=joined if len(joined) < RUN else b"", is_whole=is_whole)
+
+    @property
+    def has_prints(self) -> bool:
+        """Whether it is found by prints, as all but short texts."""
+        return len(self.prints) > 0 and not self.short
 
     @property
     def is_searchable(self) -> bool:
         """Whether the text is long enough to be told from others."""
-        return not self.short or len(self.short) >= LEAST
+        return self.has_prints or len(self.short) >= LEAST
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ class WantedTexts:
     @cached_property
     def prints(self) -> Uints:
         """The prints of all texts, sorted."""
-        return np.unique(np.concatenate([np.empty(0, np.uint64), *(each.prints for each in self.texts if not each.short)]))
+        return np.unique(np.concatenate([np.empty(0, np.uint64), *(each.prints for each in self.texts if each.has_prints)]))
 
     @cached_property
     def _shorts(self) -> list[bytes]:
@@ -133,12 +141,23 @@ class WantedTexts:
         near = self.prints.searchsorted(own) % len(self.prints)
         return own[self.prints[near] == own]
 
-    def share(self, found: Uints) -> float:
-        """Return the largest share of one of the texts that a document with these prints contains."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to look for."""
+        return not (len(self.prints) or self._shorts)
+
+    def share(self, found: Uints, normalized: bytes | None = None) -> float:
+        """Return the largest share of one of the texts that a document with these prints contains.
+
+        Args:
+            found: The prints.
+            normalized: The normalized text of the document, which is compared with short texts that are whole documents.
+        """
         if not len(found):
             return 0.0
-        shares = [float(_hash(each.short) in found) for each in self.texts if each.short]
-        shares += [float(np.isin(each.prints, found, assume_unique=True).mean()) for each in self.texts if not each.short]
+        shorts = [each for each in self.texts if each.short and (not each.is_whole or each.short == normalized)]
+        shares = [float(_hash(each.short) in found) for each in shorts]
+        shares += [float(np.isin(each.prints, found, assume_unique=True).mean()) for each in self.texts if each.has_prints]
         return max(shares, default=0.0)
 
 
@@ -163,7 +182,11 @@ class KeyedTexts(WantedTexts):
         found = [digest in self.__dict__["_every"] for digest in keyed_prints(self.__dict__["_key"], own)]
         return own[np.array(found, bool)]
 
-    def share(self, found: Uints) -> float:
+    @property
+    def is_empty(self) -> bool:
+        return not self.__dict__["_every"]
+
+    def share(self, found: Uints, normalized: bytes | None = None) -> float:
         digests = {*keyed_prints(self.__dict__["_key"], found)}
         return max((len(digests & group) / len(group) for group in self.__dict__["_groups"] if group), default=0.0)
 

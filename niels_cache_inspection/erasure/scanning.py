@@ -189,7 +189,7 @@ class Scan:
     def _search_cache(self, folder: CacheFolder, meta: Meta, pieces: Pieces) -> None:
         for split, tokens in open_tokens(folder.directory, meta):
             found: dict[int, tuple[bytes, Uints]] = {}
-            for first, ends, block in documents_of(tokens):
+            for first, ends, block in documents_of(tokens) if not self.wanted.is_empty else ():
                 text = pieces.decode(block)
                 self.counts["bytes"] += len(text)
                 self.counts["documents"] += len(ends)
@@ -201,7 +201,8 @@ class Scan:
                     if len(prints := self.wanted.found_in(normalize(own))):
                         found[number] = own, prints
             self._seen.update(tokens.files)
-            for number in self._ids_in(folder, tokens.lineage):
+            struck = {*meta.get("tombstones", {}).get("documents", {}).get(split, ())}
+            for number in {*self._ids_in(folder, tokens.lineage)} - struck:
                 start, end = (int(tokens.ends[number - 1]) if number else 0), int(tokens.ends[number])
                 own = pieces.decode(np.concatenate([*slice_pieces(tokens.shards, start, end)]))
                 found.setdefault(number, (own, np.empty(0, np.uint64)))
@@ -225,7 +226,7 @@ class Scan:
         for path, found in regular_files([self.root, *self.folders]):
             self.counts["files"] += 1
             self.counts["bytes"] += found.st_size
-            if path in self._seen:
+            if path in self._seen or (self.wanted.is_empty and path.suffix != ".parquet"):
                 continue
             if found.st_size > _BLOCK:
                 self.progress(f"searching {path} ({file_size(found.st_size)})")
@@ -281,7 +282,7 @@ class Scan:
         split: Split | None = None,
         number: int | None = None,
     ) -> None:
-        share = self.wanted.share(prints)
+        share = self.wanted.share(prints, normalized)
         relation: Relation = "shared"
         if (family, name, document.source_id, document.file) in self.kept:
             pass

@@ -145,7 +145,7 @@ def find_targets(
         keys = _keys_of(request, registry, with_remote=with_remote)
         first = scan([], keys)
         named, near, unread = first.documents, [], first.unread
-        if request.ids and request.dataset is None and len(names := sorted({each.name for each in named if each.place == "source"})) > 1:
+        if request.ids and request.dataset is None and len(names := sorted({_key(each, registry)[1] for each in named})) > 1:
             raise NielsCacheError(f"{format_list(names)} have a document {request.ids[0]!r}; choose one with --dataset")
     if not named and not near:
         raise NielsCacheError(_nothing(request, unread))
@@ -201,7 +201,7 @@ def _texts(found: Iterable[FoundDocument]) -> dict[Key, list[TextPrints]]:
         if each.place in ("source", "cache") or each.place.startswith("corpus/"):
             texts = each.texts[:1] if each.place.startswith("corpus/") else each.texts  # a copy may have another title
             every.setdefault((each.family, each.name, each.source_id), {})[texts] = None
-    return {key: [TextPrints.of(texts) for texts in forms] for key, forms in every.items()}
+    return {key: [TextPrints.of(texts, is_whole=True) for texts in forms] for key, forms in every.items()}
 
 
 def _key(each: FoundDocument, registry: Registry) -> Key:

@@ -115,16 +115,18 @@ def parquet_texts(path: Path) -> Iterator[list[StoredText]]:
 
 
 class Pieces:
-    """The bytes of all pieces of a tokenizer, which turn tokens into text."""
+    """The bytes of all pieces of a tokenizer, which turn tokens into text. Special tokens have none."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         pieces = [*tokenizer.piece_bytes(), b""]  # the last is for ids that are not in the vocabulary
+        for special in tokenizer.special_token_ids().values():
+            pieces[special] = b""
         self._bytes = np.frombuffer(b"".join(pieces), np.uint8)
         self._lengths = np.array([len(each) for each in pieces])
         self._starts = np.cumsum(self._lengths) - self._lengths
 
     def decode(self, tokens: Tokens) -> bytes:
-        """Return the text of tokens. Special tokens have their string, if the tokenizer has one."""
+        """Return the text of tokens."""
         ids = np.minimum(tokens, len(self._lengths) - 1).astype(np.int64)
         lengths = self._lengths[ids]
         ends = np.cumsum(lengths)

@@ -73,7 +73,6 @@ class ErasureState:
         read_by: The steps of trainings that had read the documents.
         remaining: What was found that cannot be erased.
         unread: What could not be searched.
-        failed: The reasons of builds that failed, by name.
         left: What the last search has found.
         common: The prints that documents have, too, which stay, in base64.
         counts: How much the last search has read.
@@ -92,7 +91,6 @@ class ErasureState:
     read_by: dict[str, Any] | None = None
     remaining: list[Remaining] = field(default_factory=list)
     unread: list[list[str]] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     common: str = ""
     counts: dict[str, int] = field(default_factory=dict)
@@ -120,7 +118,7 @@ class ErasureState:
     def wanted(self) -> WantedTexts:
         """The texts to look for."""
         decoded = [[base64.b64decode(each) for each in pair] for pair in self.texts]
-        return WantedTexts(tuple(TextPrints(prints=np.frombuffer(prints, "<u8"), short=short) for prints, short in decoded))
+        return WantedTexts(tuple(TextPrints(prints=np.frombuffer(prints, "<u8"), short=short, is_whole=True) for prints, short in decoded))
 
     @property
     def ids(self) -> dict[tuple[str, str], list[str]]:
@@ -246,7 +244,10 @@ class Erasure:
                 raise NielsCacheError(f"{name}: exclude does not have {missing[0]!r}; another profile or configuration may hide it")
         names = self._names_to_build(registry, state)
         self.progress(f"building {', '.join(names)}")
-        state.failed = dict(self.build(registry, self.root, names)) if names else {}
+        failed = self.build(registry, self.root, names) if names else {}
+        if failed:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+            raise NielsCacheError(f"{reasons}; correct it, and type the same command again: it goes on")
 
     def _scan(self, state: ErasureState) -> None:
         registry = self.registry()
@@ -289,9 +290,8 @@ class Erasure:
     def _write_receipt(self, state: ErasureState) -> Receipt:
         registry, key = self.registry(), bytes.fromhex(state.key)
         remaining = [*state.remaining, *readers_of(self.root)]
-        advice = "delete it, or build it again, and run the same erasure again"
+        advice = "delete it, or build it again, and erase again with another --receipt"
         remaining += [Remaining(what="still there", where=each, advice=advice) for each in state.left]
-        remaining += [Remaining(what="build that failed", where=name, advice=reason) for name, reason in state.failed.items()]
         wanted, common = state.wanted, np.frombuffer(base64.b64decode(state.common), "<u8")
         receipt: Receipt = {
             "kind": KIND,
@@ -300,7 +300,7 @@ class Erasure:
             "reason": state.why,
             "confirmed": state.started,
             "finished": _now(),
-            "is_absent": not (state.left or state.failed),
+            "is_absent": not state.left,
             "documents": [
                 {
                     "family": each["family"],
@@ -312,7 +312,7 @@ class Erasure:
                 for each in state.targets
             ],
             "too_short_to_search": sum(not each.is_searchable for each in wanted.texts),
-            "prints": [sorted(keyed_prints(key, np.setdiff1d(each.prints, common))) for each in wanted.texts if not each.short],
+            "prints": [sorted(keyed_prints(key, np.setdiff1d(each.prints, common))) for each in wanted.texts if each.has_prints],
             "builds_before": state.before,
             "builds_after": [
                 {
@@ -378,11 +378,13 @@ def _deletable(path: Path, root: Path) -> Path | None:
         return None
     parts = path.relative_to(root).parts
     for index, part in enumerate(parts):
-        if part.startswith(".") and any(end in part for end in (".partial", ".old", ".journal")):
+        if part.startswith(".") and any(end in part for end in (".partial", ".old", ".journal", ".gone")):
             return root.joinpath(*parts[: index + 1])
     return path if parts[0] == "reports" else None
 
 
 def _target_of(doomed: Path) -> Path:
     """Return the folder that an unfinished build would replace."""
-    return doomed.with_name(doomed.name.removeprefix(".").partition(".partial")[0].removesuffix(".old").removesuffix(".journal"))
+    return doomed.with_name(
+        doomed.name.removeprefix(".").partition(".partial")[0].removesuffix(".old").removesuffix(".journal").removesuffix(".gone")
+    )
