@@ -28,8 +28,8 @@ from niels_cache_assets.tokenizer.decoding import open_tokenizer
 from niels_cache_inspection.erasure.prints import GRAM, RUN, WantedTexts, normalize, prints_of, unescape
 from niels_cache_inspection.erasure.texts import (
     CacheFolder,
-    Pieces,
     StoredText,
+    TokenText,
     cache_folders,
     documents_of,
     meta_of,
@@ -172,12 +172,14 @@ class Scan:
 
     def _search_caches(self) -> None:
         try:
-            pieces = Pieces(open_tokenizer(self.root))
+            pieces = TokenText(open_tokenizer(self.root))
         except NielsCacheError as error:
             if any(cache_folders(self.root)):
                 self.unread.append(("tokens of all caches", str(error)))
             return
         self._pieces = pieces
+        if pieces.problem is not None:
+            self.unread.append(("tokens of all caches", "the tokenizer does not spell text piece by piece, so text may be missed"))
         for folder in cache_folders(self.root):
             meta = meta_of(folder.directory)
             if meta is None or not meta.get("built"):
@@ -186,7 +188,7 @@ class Scan:
             with self._noting(str(folder.directory)):
                 self._search_cache(folder, meta, pieces)
 
-    def _search_cache(self, folder: CacheFolder, meta: Meta, pieces: Pieces) -> None:
+    def _search_cache(self, folder: CacheFolder, meta: Meta, pieces: TokenText) -> None:
         for split, tokens in open_tokens(folder.directory, meta):
             found: dict[int, tuple[bytes, Uints]] = {}
             for first, ends, block in documents_of(tokens) if not self.wanted.is_empty else ():

@@ -21,6 +21,7 @@ from niels_cache_assets.sources.conversations import contents
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.types import SftSource, Source, SourceWithParts, StreamContext
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
+from niels_cache_inspection.find.pieces import PieceTable
 from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import open_split, require_doc_ends
 from niels_cache_runtime.cache.sft import open_examples
@@ -29,7 +30,6 @@ from niels_cache_runtime.format.layout import (
     FAMILIES,
     META_NAME,
     SPLITS,
-    Bytes,
     Ints,
     Split,
     Tokens,
@@ -114,25 +114,22 @@ def parquet_texts(path: Path) -> Iterator[list[StoredText]]:
             yield [StoredText(source_id or "", file or "", row or 0, [*filter(None, own)]) for source_id, file, row, *own in rows]
 
 
-class Pieces:
-    """The bytes of all pieces of a tokenizer, which turn tokens into text. Special tokens have none."""
+class TokenText:
+    """The text of tokens, also of tokens that are not of a cache.
+
+    Attributes:
+        problem: Why it may not be the text, or None.
+    """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
-        pieces = [*tokenizer.piece_bytes(), b""]  # the last is for ids that are not in the vocabulary
-        for special in tokenizer.special_token_ids().values():
-            pieces[special] = b""
-        self._bytes = np.frombuffer(b"".join(pieces), np.uint8)
-        self._lengths = np.array([len(each) for each in pieces])
-        self._starts = np.cumsum(self._lengths) - self._lengths
+        self._table = PieceTable(tokenizer)
+        self._special = tokenizer.special_token_ids()["eot"]
+        self.problem = self._table.problem
 
     def decode(self, tokens: Tokens) -> bytes:
-        """Return the text of tokens."""
-        ids = np.minimum(tokens, len(self._lengths) - 1).astype(np.int64)
-        lengths = self._lengths[ids]
-        ends = np.cumsum(lengths)
-        places: Ints = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self._starts[ids] - ends + lengths, lengths)
-        found: Bytes = self._bytes[places]
-        return found.tobytes()
+        """Return the text of tokens. Special tokens, and ids that are not in the vocabulary, are a byte that is in no text."""
+        known = np.where(tokens < len(self._table.pieces), tokens, self._special)
+        return self._table.join(known, np.empty(0, np.int64))[0]
 
 
 class CacheFolder(NamedTuple):
