@@ -8,8 +8,7 @@ neither white space, punctuation, case nor the escapes of JSON hide it. A text h
 
 A text with less than 47 such bytes is also searched as it is (`short`), and one with less than 12 is not searched.
 
-Cost: about 80 MB of text a second on a core, and 10 MB with keyed hashes, in blocks, so memory does not grow with the files. Nothing is read
-here.
+Cost: about 80 MB of text a second on a core, and 10 MB with keyed hashes, in blocks, so memory does not grow with the files.
 """
 
 from __future__ import annotations

@@ -201,7 +201,8 @@ def _texts(found: Iterable[FoundDocument]) -> dict[Key, list[TextPrints]]:
         if each.place in ("source", "cache") or each.place.startswith("corpus/"):
             texts = each.texts[:1] if each.place.startswith("corpus/") else each.texts  # a copy may have another title
             every.setdefault((each.family, each.name, each.source_id), {})[texts] = None
-    return {key: [TextPrints.of(texts, is_whole=True) for texts in forms] for key, forms in every.items()}
+    prints = {key: [TextPrints.of(texts, is_whole=True) for texts in forms] for key, forms in every.items()}
+    return {key: [*{(each.prints.tobytes(), each.short): each for each in forms}.values()] for key, forms in prints.items()}
 
 
 def _key(each: FoundDocument, registry: Registry) -> Key:
