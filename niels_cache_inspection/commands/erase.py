@@ -216,8 +216,8 @@ def _print_targets(targets: Targets) -> None:
         display(table)
         if len(found) > _SHOWN:
             display(f"and {len(found) - _SHOWN:,} more; --json lists all")
-    for each in targets.files:
-        display(f"pieces of these texts are also in {each.path}")
+    for file in targets.files:
+        display(f"pieces of these texts are also in {file.path}")
     if targets.shared:
         display(f"{targets.shared:,} other documents share a passage with them, and stay")
     for what, why in targets.unread:

@@ -22,7 +22,7 @@ from functools import cached_property
 
 import numpy as np
 
-from niels_cache_runtime.format.layout import Bools, Uints
+from niels_cache_runtime.format.layout import Bools, Ints, Uints
 
 GRAM = 24  # bytes that a hash covers
 RUN = 2 * GRAM - 1  # bytes that two texts must share, so that they surely share a print
@@ -172,8 +172,19 @@ class WantedTexts:
             return 0.0
         shorts = [each for each in self.texts if each.short and (not each.is_whole or each.short == normalized)]
         shares = [float(_hash(each.short) in found) for each in shorts]
-        shares += [float(np.isin(each.prints, found, assume_unique=True).mean()) for each in self.texts if each.has_prints]
-        return max(shares, default=0.0)
+        prints, owners, counts = self._owners
+        bounds = zip(prints.searchsorted(found).tolist(), prints.searchsorted(found, "right").tolist(), strict=True)
+        own = np.concatenate([owners[:0], *(owners[first:last] for first, last in bounds)])
+        return max([*shares, *(np.bincount(own, minlength=len(counts)) / counts).tolist()], default=0.0)
+
+    @cached_property
+    def _owners(self) -> tuple[Uints, Ints, Ints]:
+        """The prints of all texts, sorted, the number of the text of each, and the number of prints of each text."""
+        every = [each.prints for each in self.texts if each.has_prints]
+        counts = np.array([len(each) for each in every], np.int64)
+        prints = np.concatenate([np.empty(0, np.uint64), *every])
+        order = np.argsort(prints, kind="stable")
+        return prints[order], np.repeat(np.arange(len(every)), counts)[order], counts
 
 
 def _hash(short: bytes) -> int:

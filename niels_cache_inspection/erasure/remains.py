@@ -58,6 +58,16 @@ def read_only(folders: Iterable[Path]) -> list[Remaining]:
     ]
 
 
+def hub_copies(sources: Iterable[object]) -> list[Remaining]:
+    """Return the folders in which the hub's libraries keep what they have read, if one of these sources is on the hub."""
+    from huggingface_hub import constants
+
+    folders = (Path(constants.HF_HUB_CACHE), Path(constants.HF_HOME) / "datasets")
+    is_read = any(getattr(each, "dataset", None) and not getattr(each, "local_key", None) for each in sources)
+    advice = "`hf cache delete` and deleting the folder remove what is there"
+    return [Remaining(what="copy of the hub's library", where=str(each), advice=advice) for each in folders if is_read and each.is_dir()]
+
+
 def readers_of(root: Path) -> Iterator[Remaining]:
     """Yield the programs of this machine that still have deleted files below a root open or mapped."""
     prefix, hidden = f"{root.absolute()}/", 0

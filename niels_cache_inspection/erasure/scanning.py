@@ -52,6 +52,7 @@ MOSTLY = 0.8  # the share of its own text from which on a document is a near cop
 _BLOCK = 1 << 22
 _OVERLAP = 1 << 10  # bytes that two blocks of a file share: more than a RUN with escapes
 _EXCERPT = 160
+SOURCE = "source"  # the place of documents at their source
 _TOKEN_FILES = (".bin", ".npy", ".ds")  # files of our caches, and of exports
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
@@ -143,6 +144,7 @@ class Scan:
     counts: dict[str, int] = field(default_factory=lambda: {"files": 0, "documents": 0, "bytes": 0})
     _shared_prints: list[Uints] = field(default_factory=list)
     _loose: list[tuple[Path, Uints]] = field(default_factory=list)
+    _pieces: TokenText | None = None
     _seen: set[Path] = field(default_factory=set)  # files whose content was searched as documents
 
     def run(self, *, sources: bool = True) -> Scan:
@@ -161,14 +163,14 @@ class Scan:
     def _search_sources(self) -> None:
         for name in self.registry.partition_keys():
             source = self.registry.source(name)
-            reason = reason_not_read(source, with_remote=self.with_remote)
-            if reason is not None:
-                self.unread += [(f"source of {source.family}.{name}", reason)] if reason else []
-                continue
-            self.progress(f"searching the source of {name}")
-            with self._noting(f"source of {source.family}.{name}"):
+            with self._noting(f"{SOURCE} of {source.family}.{name}"):
+                reason = reason_not_read(source, with_remote=self.with_remote)
+                if reason is not None:
+                    self.unread += [(f"{SOURCE} of {source.family}.{name}", reason)] if reason else []
+                    continue
+                self.progress(f"searching the source of {name}")
                 for document in source_texts(self.registry, source):
-                    self._search(document, "source", source.family, name)
+                    self._search(document, SOURCE, source.family, name)
 
     def _search_caches(self) -> None:
         try:
@@ -254,7 +256,7 @@ class Scan:
     def _contents(self, path: Path) -> Iterator[bytes]:
         """Yield the normalized content of a file, as it is, without escapes, and as tokens."""
         if path.suffix in _TOKEN_FILES:
-            if (pieces := getattr(self, "_pieces", None)) is not None:
+            if (pieces := self._pieces) is not None:
                 for dtype in TOKEN_DTYPES.values():
                     for block in _blocks(path, overlap=RUN * dtype.itemsize):
                         yield normalize(pieces.decode(np.frombuffer(block[: len(block) // dtype.itemsize * dtype.itemsize], dtype)))
@@ -266,7 +268,7 @@ class Scan:
 
     def _search(self, document: StoredText, place: str, family: str, name: str) -> None:
         normalized = normalize("\n".join(document.texts).encode(errors="replace"))
-        if place == "source":
+        if place == SOURCE:
             self.counts["documents"] += 1
         prints = self.wanted.found_in(normalized)
         if len(prints) or (family, name, document.source_id) in self.ids:

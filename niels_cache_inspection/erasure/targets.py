@@ -13,9 +13,10 @@ from pathlib import Path
 from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.interleave import Interleave
+from niels_cache_assets.sources.reading.where import RowCondition
 from niels_cache_inspection.erasure.prints import LEAST, TextPrints, WantedTexts
-from niels_cache_inspection.erasure.scanning import FoundDocument, FoundFile, Relation, Scan
-from niels_cache_inspection.erasure.texts import reason_not_read, source_texts
+from niels_cache_inspection.erasure.scanning import FoundDocument, FoundFile, Relation, Scan, owner_of
+from niels_cache_inspection.erasure.texts import kept_values, reason_not_read, source_texts
 from niels_cache_runtime.errors import NielsCacheError
 
 Key = tuple[str, str, str]
@@ -142,7 +143,7 @@ def find_targets(
         near = [each for each in first.documents if each.relation == "near"]
         unread = first.unread
     else:
-        keys = _keys_of(request, registry, with_remote=with_remote)
+        keys = _keys_of(request, registry, root, with_remote=with_remote)
         first = scan([], keys)
         named, near, unread = first.documents, [], first.unread
         if request.ids and request.dataset is None and len(names := sorted({_key(each, registry)[1] for each in named})) > 1:
@@ -168,13 +169,12 @@ def find_targets(
     )
 
 
-def _keys_of(request: ErasureRequest, registry: Registry, *, with_remote: bool) -> set[Key]:
+def _keys_of(request: ErasureRequest, registry: Registry, root: Path, *, with_remote: bool) -> set[Key]:
     """Return the keys of the documents that a request names by id or by a condition."""
     sources = registry.sources if request.dataset is None else {request.dataset: registry.source(request.dataset)}
     if request.where is None:
         return {(source.family, name, each) for name, source in sources.items() for each in request.ids}
-    found = set[Key]()
-    asked = []
+    found, asked = _keys_by_kept_values(request.where, sources, root)
     for name, source in sources.items():
         if "where" not in type(source).model_fields or reason_not_read(source, with_remote=with_remote) is not None:
             continue
@@ -188,10 +188,27 @@ def _keys_of(request: ErasureRequest, registry: Registry, *, with_remote: bool) 
             if request.dataset is not None:
                 raise NielsCacheError(f"--where: {error}") from error
             continue
-        asked.append(name)
+        asked.add(name)
     if not asked:
-        raise NielsCacheError("--where: no data set has such columns in files of this machine; choose one with --dataset to see why")
+        raise NielsCacheError("--where: no data set has such columns in its source or in `keep`; choose one with --dataset to see why")
     return found
+
+
+def _keys_by_kept_values(where: str, sources: Iterable[str], root: Path) -> tuple[set[Key], set[str]]:
+    """Return the keys of documents whose values of `keep` meet a condition, and the data sets that have such columns."""
+    found, asked = set[Key](), set[str]()
+    try:
+        condition = RowCondition(where)
+    except ValueError as error:
+        raise NielsCacheError(f"--where: {error}") from error
+    for path in sorted(root.rglob("*.parquet")):
+        family, name = owner_of(path, root)
+        for source_id, values in kept_values(path) if name in sources else ():
+            if not values.keys().isdisjoint(condition.columns):
+                asked.add(name)
+                if condition.problem(values) is None:
+                    found.add((family, name, source_id))
+    return found, asked
 
 
 def _texts(found: Iterable[FoundDocument]) -> dict[Key, list[TextPrints]]:

@@ -6,12 +6,13 @@ are decoded by joining the bytes of their pieces. Nothing is compared here (`sca
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,13 +66,13 @@ class StoredText(NamedTuple):
 
 
 def reason_not_read(source: Source, *, with_remote: bool) -> str | None:
-    """Return why the documents of a source are not read, or None if they are."""
-    if not source.enabled:
-        return "it is switched off"
-    if isinstance(source, Interleave):
-        return ""  # its members are read
-    if missing := source.missing_setting():
-        return f"it needs {missing}"
+    """Return why the documents of a source are not read, or None if they are. It is empty if there is nothing to read.
+
+    Raises:
+        NielsCacheError: If its files do not exist.
+    """
+    if not source.enabled or isinstance(source, Interleave) or source.missing_setting():  # the members of a mixture are read
+        return ""
     if with_remote:
         return None
     if getattr(source, "dataset", None) and not getattr(source, "local_key", None):
@@ -112,6 +113,19 @@ def parquet_texts(path: Path) -> Iterator[list[StoredText]]:
             origins = [columns.get(name) or [blank] * len(batch) for name, blank in (("source_id", ""), ("file", ""), ("row", 0))]
             rows = zip(*origins, *(columns[name] for name in texts), strict=True)
             yield [StoredText(source_id or "", file or "", row or 0, [*filter(None, own)]) for source_id, file, row, *own in rows]
+
+
+def kept_values(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the id of each row of a Parquet file of a cache or a corpus, and the values of the columns in `keep`, if it has any.
+
+    Raises:
+        NielsCacheError: If the file cannot be read.
+    """
+    with open_table(path, "rebuild this data set, or remove the file") as parquet:
+        if "kept" in parquet.schema_arrow.names:
+            for batch in parquet.iter_batches(batch_size=_ROWS, columns=["source_id", "kept"]):
+                for source_id, kept in zip(*(batch.column(name).to_pylist() for name in ("source_id", "kept")), strict=True):
+                    yield source_id, json.loads(kept or "{}")
 
 
 class TokenText:

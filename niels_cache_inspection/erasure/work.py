@@ -35,8 +35,8 @@ from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_inspection.erasure.excluding import config_of, exclude, missing_ids
 from niels_cache_inspection.erasure.prints import TextPrints, WantedTexts, keyed, keyed_prints
 from niels_cache_inspection.erasure.receipt import FORMAT, KEY_BYTES, KIND, Receipt, key_path, sign, write_private
-from niels_cache_inspection.erasure.remains import Remaining, other_names, read_only, readers_of
-from niels_cache_inspection.erasure.scanning import FoundDocument, Scan
+from niels_cache_inspection.erasure.remains import Remaining, hub_copies, other_names, read_only, readers_of
+from niels_cache_inspection.erasure.scanning import SOURCE, FoundDocument, Scan
 from niels_cache_inspection.erasure.targets import ErasureRequest, Targets
 from niels_cache_inspection.erasure.texts import cache_folders, meta_of
 from niels_cache_inspection.erasure.trained import steps_that_read
@@ -48,6 +48,7 @@ Builder = Callable[[Registry, Path, Sequence[str]], Mapping[str, str]]
 """Builds data sets with these names, and returns the reason of each that failed, by name."""
 
 _STATE_FORMAT = 1
+_HASHES = ("meta_sha256", "content_sha256")  # of a build, in its meta.json
 
 
 def state_path(receipt: Path) -> Path:
@@ -72,7 +73,8 @@ class ErasureState:
         before: The builds that had the documents: data set, folder relative to the root, and keyed hashes.
         read_by: The steps of trainings that had read the documents.
         remaining: What was found that cannot be erased.
-        unread: What could not be searched.
+        unread: What the last search could not read, and why.
+        unread_sources: Sources that were not read, and why.
         left: What the last search has found.
         common: The prints that documents have, too, which stay, in base64.
         counts: How much the last search has read.
@@ -91,6 +93,7 @@ class ErasureState:
     read_by: dict[str, Any] | None = None
     remaining: list[Remaining] = field(default_factory=list)
     unread: list[list[str]] = field(default_factory=list)
+    unread_sources: list[list[str]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     common: str = ""
     counts: dict[str, int] = field(default_factory=dict)
@@ -185,14 +188,16 @@ class Erasure:
             texts=[
                 [base64.b64encode(each.prints.astype("<u8").tobytes()).decode(), base64.b64encode(each.short).decode()] for each in texts
             ],
+            unread_sources=[list(each) for each in targets.unread if each[0].startswith(SOURCE)],
             read_by=steps_that_read(states, found, keys, self.root) if states else None,
         )
         key, folders = bytes.fromhex(state.key), self._folders_of(registry, state)
         for name, folder in folders:
             meta = meta_of(folder) or {}
-            hashes = {each: keyed(key, str(meta[each]).encode()) for each in ("meta_sha256", "content_sha256") if each in meta}
+            hashes: dict[str, Any] = {each: keyed(key, str(meta[each]).encode()) for each in _HASHES if each in meta}
             state.before.append({"data_set": name, "folder": folder.relative_to(self.root).as_posix(), **hashes})
         state.remaining += [*other_names([folder for _, folder in folders], self.root), *read_only([folder for _, folder in folders])]
+        state.remaining += hub_copies(registry.sources.get(each.name) for each in chosen)
         in_sources = Counter(each.name for each in chosen if "source" in each.places)
         state.remaining += [
             Remaining(
@@ -318,14 +323,14 @@ class Erasure:
                 {
                     "data_set": name,
                     "folder": folder.relative_to(self.root).as_posix(),
-                    **{each: meta[each] for each in ("meta_sha256", "content_sha256") if each in meta},
+                    **{each: meta[each] for each in _HASHES if each in meta},
                 }
                 for name, folder in self._folders_of(registry, state)
                 if (meta := meta_of(folder)) is not None
             ],
             "read_by": state.read_by,
             "searched": state.counts,
-            "not_searched": [{"what": what, "why": why} for what, why in state.unread],
+            "not_searched": [{"what": what, "why": why} for what, why in [*state.unread_sources, *state.unread]],
             "remaining": remaining,
         }
         receipt = receipt if self.signing_key is None else sign(receipt, self.signing_key)

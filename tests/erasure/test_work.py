@@ -2,10 +2,12 @@
 
 import json
 import os
+import random
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +20,14 @@ from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources.excluding import excluded_ids
 from niels_cache_assets.tokenizer.decoding import open_tokenizer
 from niels_cache_inspection.erasure.receipt import key_path, read_key, read_receipt, signature_problem
-from niels_cache_inspection.erasure.targets import ErasureRequest, Targets, find_targets
+from niels_cache_inspection.erasure.targets import ErasureRequest, Targets, _keys_by_kept_values, find_targets
 from niels_cache_inspection.erasure.verifying import ReceiptCheck, check_receipt
 from niels_cache_inspection.erasure.work import STEPS, Erasure, ErasureState, state_path
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
+from tests.helpers import children
 from tests.helpers.builds import build_dataset, build_tokenizer, prepare_corpus
+from tests.helpers.children import here
 from tests.helpers.corpora import articles, write_jsonl
 
 TEXT = (
@@ -49,6 +53,7 @@ val_frac = 0.2
 [pretrain.notes]
 source = "jsonl"
 files = ["notes.jsonl"]
+keep = ["id"]
 val_frac = 0.2
 [pretrain.mix]
 source = "interleave"
@@ -148,7 +153,11 @@ def test_documents_copies_and_near_copies_are_found_where_they_are(built: Plante
     assert ("notes-9", "near") in [(each.source_id, each.relation) for each in targets.near]
     assert targets.shared  # the page with the same banner
     assert {each.source_id for each in built.targets(ids=("chats-7",)).sure} >= {"chats-7", "notes-5"}
-    assert {each.source_id for each in built.targets(where="id == 'notes-5'", dataset="notes").sure} >= {"notes-5"}
+    assert {each.source_id for each in built.targets(where="id == 'notes-5'").sure} >= {"notes-5"}
+    assert _keys_by_kept_values("id in ['notes-5', 'notes-6']", ["notes"], built.root) == (
+        {("pretrain", "notes", "notes-5"), ("pretrain", "notes", "notes-6")},
+        {"notes"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,7 +266,9 @@ def in_project(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> Planted:
     return planted
 
 
-def test_the_command_changes_nothing_unless_it_is_told_to(in_project: Planted, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_changes_nothing_unless_it_is_told_to(
+    in_project: Planted, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(*arguments: str) -> tuple[int, str]:
         code = main(["erase", *arguments])
         return code, capsys.readouterr().out
@@ -267,6 +278,14 @@ def test_the_command_changes_nothing_unless_it_is_told_to(in_project: Planted, c
     found = json.loads(shown)
     assert (code, found["changed"]) == (0, False)
     assert {each["id"] for each in found["documents"]} == {"books-3", "notes-5", "chats-7"}
+    assert (in_project.folder / "niels_cache.toml").read_bytes() == before
+    with monkeypatch.context() as patch:  # a person who says no to the second question
+        answers = iter(["y", "n"])
+        patch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+        patch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        patch.setattr("builtins.input", lambda question: next(answers))
+        assert run("--text", TEXT)[0] == 0
+        assert not [*answers]
     assert (in_project.folder / "niels_cache.toml").read_bytes() == before
     assert run("--text", TEXT, "--yes", "--near", "--by", "J. Doe")[0] == 0
     assert in_project.files_with_words() == []
@@ -282,3 +301,21 @@ def test_the_command_changes_nothing_unless_it_is_told_to(in_project: Planted, c
     ):
         assert main(["erase", *wrong]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def go_on(folder: str) -> None:
+    project = Planted(Path(folder))
+    project.erasure().run(ErasureState.load(state_path(project.folder / "erasure.json")))
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("seed", range(10))
+def test_an_erasure_that_is_killed_again_and_again_ends_in_the_same_receipt(planted: Planted, seed: int) -> None:
+    receipt, chosen, kills = planted.folder / "erasure.json", random.Random(seed), 0
+    planted.erasure().begin(ErasureRequest(), planted.targets(), near=True)
+    while not receipt.exists() or state_path(receipt).exists():
+        kills += children.run(go_on, str(planted.folder), kill_after=here(chosen.uniform(0.2, 3.0 + kills))) < 0
+    assert kills
+    assert read_receipt(receipt)["is_absent"]
+    assert planted.files_with_words() == []
+    assert planted.check().problems == []
