@@ -169,8 +169,8 @@ def _confirm(arguments: argparse.Namespace, targets: Targets) -> bool | None:
         "searched": targets.counts,
         "not_searched": [{"what": what, "why": why} for what, why in targets.unread],
     }
-    can_ask = sys.stdin.isatty() and sys.stdout.isatty() and not arguments.json
-    if arguments.dry_run or not (arguments.yes or can_ask):
+    can_ask = arguments.yes or (_is_terminal() and not arguments.json)
+    if arguments.dry_run or not can_ask:
         if not print_facts(arguments, {"changed": False, **facts}):
             _print_targets(targets)
             display("nothing was changed" + ("" if arguments.dry_run else "; --yes erases these documents, and --near also near copies"))
@@ -185,6 +185,10 @@ def _confirm(arguments: argparse.Namespace, targets: Targets) -> bool | None:
         display("nothing was changed")
         return None
     return near
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _ask(question: str) -> bool:

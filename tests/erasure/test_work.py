@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,7 +52,7 @@ val_frac = 0.2
 [pretrain.notes]
 source = "jsonl"
 files = ["notes.jsonl"]
-keep = ["id"]
+keep = ["url"]
 val_frac = 0.2
 [pretrain.mix]
 source = "interleave"
@@ -125,7 +124,8 @@ def built(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Planted
     books[4] = f"{books[4]} {BANNER}"
     notes[5], notes[9] = TEXT.upper(), NEAR
     write_jsonl(project.folder / "books.jsonl", books)
-    write_jsonl(project.folder / "notes.jsonl", notes)
+    pages = [{"id": f"notes-{row}", "url": f"https://example.org/{row}", "text": text} for row, text in enumerate(notes)]
+    (project.folder / "notes.jsonl").write_text("".join(f"{json.dumps(page)}\n" for page in pages))
     chats[7] = TEXT
     rows = [
         {"id": f"chats-{row}", "messages": [{"role": "user", "content": f"what {row}"}, {"role": "assistant", "content": text}]}
@@ -153,8 +153,8 @@ def test_documents_copies_and_near_copies_are_found_where_they_are(built: Plante
     assert ("notes-9", "near") in [(each.source_id, each.relation) for each in targets.near]
     assert targets.shared  # the page with the same banner
     assert {each.source_id for each in built.targets(ids=("chats-7",)).sure} >= {"chats-7", "notes-5"}
-    assert {each.source_id for each in built.targets(where="id == 'notes-5'").sure} >= {"notes-5"}
-    assert _keys_by_kept_values("id in ['notes-5', 'notes-6']", ["notes"], built.root) == (
+    assert {each.source_id for each in built.targets(where="url == 'https://example.org/5'").sure} >= {"notes-5"}
+    assert _keys_by_kept_values("url in ['https://example.org/5', 'https://example.org/6']", ["notes"], built.root) == (
         {("pretrain", "notes", "notes-5"), ("pretrain", "notes", "notes-6")},
         {"notes"},
     )
@@ -281,8 +281,7 @@ def test_the_command_changes_nothing_unless_it_is_told_to(
     assert (in_project.folder / "niels_cache.toml").read_bytes() == before
     with monkeypatch.context() as patch:  # a person who says no to the second question
         answers = iter(["y", "n"])
-        patch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-        patch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        patch.setattr("niels_cache_inspection.commands.erase._is_terminal", lambda: True)
         patch.setattr("builtins.input", lambda question: next(answers))
         assert run("--text", TEXT)[0] == 0
         assert not [*answers]
