@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.cli.command import DATA_SETS, DONE, FAILED, WHERE, Command, option, refuse_options, switch
 from niels_cache_assets.cli.console import diagnostics, display, new_table, print_facts, print_log_line
 from niels_cache_runtime.errors import NielsCacheError
@@ -173,15 +174,19 @@ def _confirm(arguments: argparse.Namespace, targets: Targets) -> bool | None:
     if arguments.dry_run or not can_ask:
         if not print_facts(arguments, {"changed": False, **facts}):
             _print_targets(targets)
-            display("nothing was changed" + ("" if arguments.dry_run else "; --yes erases these documents, and --near also near copies"))
+            display(
+                "nothing was changed" + ("" if arguments.dry_run else "; --yes erases them without asking, and --near also near copies")
+            )
         return None
     if not arguments.json:
         _print_targets(targets)
+    if not targets.sure and arguments.yes and not arguments.near:
+        raise NielsCacheError("there are only near copies; add --near to erase them; nothing was changed")
     if arguments.yes:
         return bool(arguments.near) and bool(targets.near)
-    near = bool(targets.near) and (arguments.near or _ask(f"erase the {len(targets.near):,} near copies, too?"))
+    near = bool(targets.near) and (arguments.near or _ask(f"erase the near copies ({len(targets.near):,}), too?"))
     count = len(targets.sure) + near * len(targets.near)
-    if not count or not _ask(f"erase {count:,} documents and build their data sets again?"):
+    if not count or not _ask(f"erase {format_count(count, 'document')} and build the data sets again?"):
         display("nothing was changed")
         return None
     return near
@@ -233,11 +238,12 @@ def _finish(arguments: argparse.Namespace, receipt: Mapping[str, Any]) -> int:
     if print_facts(arguments, {"receipt": arguments.receipt, **receipt}):
         return code
     counts = receipt["searched"]
-    count = f"{len(receipt['documents']):,} documents"
+    count = format_count(len(receipt["documents"]), "document")
     if receipt["is_absent"]:
-        display(f"erased {count}: none of {counts['files']:,} files and {counts['documents']:,} documents has them", style="green")
+        searched = f"{format_count(counts['files'], 'file')} and {format_count(counts['documents'], 'document')}"
+        display(f"erased {count}; nothing of it is in {searched}", style="green")
     else:
-        display(f"{count} are not all erased", style="red")
+        display(f"{count}: not everything is erased", style="red")
     for each in receipt["remaining"]:
         display(f"remains: {each['what']}: {each['where']}; {each['advice']}")
     for each in receipt["not_searched"]:

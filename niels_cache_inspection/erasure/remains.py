@@ -93,5 +93,5 @@ def readers_of(root: Path) -> Iterator[Remaining]:
                 )
     if hidden:
         yield Remaining(
-            what="processes of others", where=f"{hidden} processes", advice="run this command as root to see what they have open"
+            what="processes that cannot be looked into", where=f"{hidden:,} on this machine", advice="root may see what they have open"
         )

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.interleave import Interleave
@@ -202,7 +203,7 @@ class Erasure:
         state.remaining += [
             Remaining(
                 what="source",
-                where=f"{count:,} documents of {name}",
+                where=f"{name}: {format_count(count, 'document')}",
                 advice="builds leave them out; `exclude` lists their ids, to remove them there yourself",
             )
             for name, count in in_sources.items()
@@ -239,7 +240,7 @@ class Erasure:
 
     def _exclude(self, state: ErasureState) -> None:
         for (family, name), ids in state.ids.items():
-            self.progress(f"{name}: leaving out {len(ids):,} documents")
+            self.progress(f"{name}: leaving out {format_count(len(ids), 'document')}")
             exclude(self.registry(), family, name, ids)
 
     def _rebuild(self, state: ErasureState) -> None:

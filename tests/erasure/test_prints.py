@@ -81,3 +81,10 @@ def test_keyed_hashes_find_the_same_and_say_nothing_without_the_key() -> None:
     assert not len(KeyedTexts(other, groups).found_in(content))
     assert len(WANTED.prints) > 3
     assert GRAM < RUN
+
+
+def test_only_an_equal_document_is_a_copy_of_a_short_one() -> None:
+    wanted = WantedTexts((TextPrints.of(["Thank you, captain."], is_whole=True),))
+    for content, share in ((b"thank you captain", 1.0), (b"Thank you, captain, and good bye.", 0.0)):
+        normalized = normalize(content)
+        assert wanted.share(wanted.found_in(normalized), normalized) == share
