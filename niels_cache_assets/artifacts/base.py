@@ -26,7 +26,7 @@ from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
 from niels_cache_assets.parts.lease import HeldLease, Lease, Log, StopRequests, hold_lease
 from niels_cache_assets.sources.excluding import require_matches
-from niels_cache_assets.sources.types import REPEATS, PrepareStep, PretrainSource, Source
+from niels_cache_assets.sources.types import REPEATS, PrepareStep, PretrainSource, SftSource, Source
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, tokenizer_model_name
@@ -500,7 +500,7 @@ def add_unmatched_ids(drops: DropSummary, source: Source | None, meta: Meta) -> 
     Raises:
         NielsCacheError: If such ids exist and `exclude_must_match` is set.
     """
-    if not isinstance(source, PretrainSource) or source.exclude is None or not meta.get("built"):
+    if not isinstance(source, PretrainSource | SftSource) or source.exclude is None or not meta.get("built"):
         return drops
     line = require_matches(source.exclude, meta["facts"], must_match=source.exclude_must_match)
     return drops if line is None else dataclasses.replace(drops, warnings=(*drops.warnings, line))

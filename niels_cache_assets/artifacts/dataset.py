@@ -39,6 +39,7 @@ from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, divide_in_proportion
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import BuildSettings
+from niels_cache_assets.sources.excluding import ids_of_key
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.references import own_revision, revision_with_references
@@ -569,12 +570,13 @@ class SftCache(StreamedCache[SftSource]):
 
         source, build = self.spec.source, self.spec.build
         return SftBuild(
-            items=Feed(source.conversations, context),
+            items=Feed(source.counted_conversations, context),
             out_dir=str(self.directory),
             tokenizer=self.spec.tokenizer,
             val_frac=source.val_frac,
             seed=build.seed,
             split_by="example" if source.split_unit == "prompt" else source.split_unit,
+            exclude=ids_of_key(source.exclude),
             preference=source.is_preference,
             max_tokens=getattr(source, "max_tokens", None),
             turns=source.turns,

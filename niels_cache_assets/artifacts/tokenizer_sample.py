@@ -23,6 +23,7 @@ from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.conversations import contents
 from niels_cache_assets.sources.errors import SourceUnavailableError, describe_error, log_traceback
+from niels_cache_assets.sources.excluding import ids_of_key
 from niels_cache_assets.sources.reading.encodings import not_text_note
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
@@ -120,8 +121,9 @@ def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Ite
             for document in batch:
                 yield document.text
     else:
-        for conversations in source.conversations(context):
-            for conversation in conversations:
+        excluded = ids_of_key(source.exclude)
+        for conversation in chain.from_iterable(source.conversations(context)):
+            if conversation.source_id not in excluded:
                 yield from contents(conversation)
 
 

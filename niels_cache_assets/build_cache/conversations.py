@@ -64,6 +64,7 @@ class ConversationEncoder:
         chats: The encoder of a chat template. None for sentinels.
         raises: Whether a conversation that a template refuses is an error.
         turns: Which turns of the assistant are targets, and whether each is an example of its own.
+        exclude: The ids of conversations that facts do not count, because they are left out later.
     """
 
     view: BuildTokenizer
@@ -71,6 +72,7 @@ class ConversationEncoder:
     chats: ChatEncoder | None
     raises: bool
     turns: Turns
+    exclude: Collection[str] = frozenset()
 
     @property
     def roles(self) -> Collection[str]:
@@ -160,7 +162,9 @@ class ConversationEncoder:
             kept=[number for number, _ in kept],
             chats=[each._replace(ids=each.ids.astype(self.dtype)) for _, each in kept],
             hints=tuple(hints.values()),
-            facts=self._facts([chunk[number] for number in dict.fromkeys(number for number, _ in kept)]),
+            facts=self._facts(
+                [chunk[number] for number in dict.fromkeys(number for number, _ in kept) if chunk[number].source_id not in self.exclude]
+            ),
         )
 
     def _facts(self, kept: Sequence[Conversation]) -> Counter[str]:

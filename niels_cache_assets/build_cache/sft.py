@@ -157,7 +157,12 @@ def build_sft_cache(
 
 @dataclass(frozen=True, kw_only=True)
 class SftBuild(CacheBuild):
-    """A build of an SFT cache. Its fields are the arguments of `build_sft_cache`."""
+    """A build of an SFT cache. Its other fields are the arguments of `build_sft_cache`.
+
+    Attributes:
+        exclude: The ids of examples to leave out. They count when val is chosen, so that all others keep their split. The source counts
+            them as dropped.
+    """
 
     family = "sft"
 
@@ -168,6 +173,7 @@ class SftBuild(CacheBuild):
     preference: bool = False
     max_tokens: int | None = None
     turns: Turns = "all"
+    exclude: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         require_whole_numbers(seed=self.seed, threads=self.threads)
@@ -212,7 +218,12 @@ class SftBuild(CacheBuild):
     @cached_property
     def _conversation_encoder(self) -> ConversationEncoder:
         return ConversationEncoder(
-            view=self.encoding_view, dtype=self.dtype, chats=self._chats, raises=self.on_invalid == "raise", turns=self.turns
+            view=self.encoding_view,
+            dtype=self.dtype,
+            chats=self._chats,
+            raises=self.on_invalid == "raise",
+            turns=self.turns,
+            exclude=self.exclude,
         )
 
     @cached_property
@@ -226,11 +237,14 @@ class SftBuild(CacheBuild):
     def _write(self, partial: Path, resume: Resume | None) -> Meta:
         journal, state = self.open_journal(partial, resume, _State())
         sides = len(SIDES) if self.preference else 1
-        with self._chats or nullcontext(), SftSpool(partial, dtype=self.dtype, state=state.spool, sides=sides) as spool:
+        with (
+            self._chats or nullcontext(),
+            SftSpool(partial, dtype=self.dtype, state=state.spool, sides=sides, exclude=self.exclude) as spool,
+        ):
             if resume is not None:
                 resume.resumed_tokens = spool.tokens
             ended = self._spool(spool, journal, state, resume) if state.ended is None else DropReport(**state.ended)
-            if not spool.examples:
+            if not spool.tokens:
                 note = describe_dropped_items(ended, self.feed.report.hints)
                 what = "preference pair" if self.preference else "conversation"
                 raise NielsCacheError(f"{self.out_dir}: the source gave no usable {what}{note}; nothing was written")
@@ -315,8 +329,10 @@ class SftBuild(CacheBuild):
         names = [example_name(each, first + number) for number, each in enumerate(chunk)]
         masked = [masked_messages(each.messages) for each in chunk]
         found = self._conversation_encoder.encode(chunk, batch, problems, names, masked)
+        problems = self._counted(chunk, problems)
         self._raise_for_problems(chunk, problems, first=first)
-        facts = found.facts + Counter({_MASKED: sum(len(masked[number]) for number in {*found.kept})})
+        kept = self._counted(chunk, dict.fromkeys(found.kept, ""))
+        facts = found.facts + Counter({_MASKED: sum(len(masked[number]) for number in kept)})
         return _EncodedExamples(
             conversations=[drop_text(chunk[number]) for number in found.kept],
             chats=found.chats,
@@ -353,7 +369,9 @@ class SftBuild(CacheBuild):
                 problems[number] = result
             else:
                 encoded[number] = result
-                masked_count += len(masked[2 * index]) + len(masked[2 * index + 1])
+                if chunk[number].source_id not in self.exclude:
+                    masked_count += len(masked[2 * index]) + len(masked[2 * index + 1])
+        problems = self._counted(chunk, problems)
         self._raise_for_problems(chunk, problems, first=first)
         facts = found.facts + Counter({_MASKED: masked_count})
         return _EncodedExamples(
@@ -366,6 +384,10 @@ class SftBuild(CacheBuild):
             position=position,
             hints=found.hints,
         )
+
+    def _counted(self, chunk: list[Conversation], problems: Mapping[int, str]) -> dict[int, str]:
+        """Return the entries, by number in the chunk, of conversations that are not excluded."""
+        return {number: problem for number, problem in problems.items() if chunk[number].source_id not in self.exclude}
 
     def _raise_for_problems(self, chunk: list[Conversation], problems: Mapping[int, str], *, first: int) -> None:
         """Raise NielsCacheError for the first conversation with a problem that the settings treat as an error.

@@ -4,7 +4,7 @@ The spool is in the staging directory, where a resumed build finds it. It is rea
 source, except for a few numbers for each example while the spool is divided.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,8 @@ _SPOOL_COLUMNS = {**LINEAGE, "split": "int64", "unit": "int64"}  # an index of S
 _TOKENS_PER_BLOCK = 1 << 21
 _EXAMPLES_PER_BLOCK = 1 << 18
 _NO_GROUP = -1
+_EXCLUDED = (-2, -3)  # as the split of an example that is left out: one that counts when val is chosen, and one that has a split of its own
+_NO_TOKENS = EncodedChat(np.empty(0, np.uint16), np.empty((0, 2), np.int64))
 _WEIGHT_BITS = 32  # the upper bits of the end of a span in the spool, which hold its weight as a float32, or 0 if the weight is 1
 
 
@@ -61,14 +63,15 @@ class SftSpool:
         dtype: The dtype of the tokens.
         state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint.
         sides: The number of sides of an example, 2 for preference pairs.
+        exclude: The ids of examples to leave out, whose tokens are never stored.
 
     Attributes:
         files: The entries of the files that `write_splits` has written.
         unfinished: The files of the spool.
     """
 
-    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState, sides: int) -> None:
-        self._root, self._dtype, self._sides = root, dtype, sides
+    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState, sides: int, exclude: Collection[str]) -> None:
+        self._root, self._dtype, self._sides, self._exclude = root, dtype, sides, exclude
         self.files: Files = {}
         self.examples, self.tokens, self._spans = state.examples, state.tokens, state.spans
 
@@ -113,8 +116,14 @@ class SftSpool:
             return
         if units is None:
             units = np.arange(self.examples, self.examples + len(conversations))
+        excluded = [each.source_id in self._exclude for each in conversations]
+        chats = [_NO_TOKENS if excluded[index // self._sides] else chat for index, chat in enumerate(chats)]
+        splits = [
+            _EXCLUDED[each.split is not None] if out else NO_SPLIT if each.split is None else SPLITS.index(each.split)
+            for each, out in zip(conversations, excluded, strict=True)
+        ]
         sizes = np.array([(len(each.ids), len(each.spans)) for each in chats], np.int64)
-        tokens = np.concatenate([each.ids for each in chats])
+        tokens = np.concatenate([each.ids for each in chats], dtype=self._dtype)
         self._ids.append(tokens.data.cast("B"))
         self._sizes.append(sizes.astype(IDX_DTYPE).tobytes())
         spans = np.concatenate([each.spans for each in chats]).astype(TARGETS_DTYPE)
@@ -130,7 +139,7 @@ class SftSpool:
             {
                 **{name: [getattr(each, name) for each in conversations] for name in ("source_id", "file", "row", "group", "category")},
                 "tokens": sizes[:, 0].reshape(-1, self._sides).sum(axis=1),
-                "split": [NO_SPLIT if each.split is None else SPLITS.index(each.split) for each in conversations],
+                "split": splits,
                 "unit": units,
             }
         )
@@ -156,22 +165,22 @@ class SftSpool:
         self._lengths, self._span_counts = np.fromfile(self._sizes.path, IDX_DTYPE).reshape(-1, 2).T
         self._spooled = (np.memmap if self._spans else np.fromfile)(self._bounds.path, dtype=TARGETS_DTYPE).reshape(-1, 2)
         self._has_weights = bool(self._spooled[:, 1].max(initial=0) >> _WEIGHT_BITS)
-        is_val, groups = self._choose(val_frac=val_frac, seed=seed, by_group=by_group)
+        is_val, is_kept, groups = self._choose(val_frac=val_frac, seed=seed, by_group=by_group)
         counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("examples", "tokens")}
         for split in SPLITS:
-            chosen = is_val if split == "val" else ~is_val
+            chosen = is_kept & (is_val if split == "val" else ~is_val)
             self._write_lineage(split, chosen)
             counts[f"{split}_examples"] = int(chosen.sum())
             chosen_sides = np.repeat(chosen, self._sides)
             counts[f"{split}_tokens"] = self._write_tokens(split, chosen_sides)
             if with_spans or self._has_weights:
                 counts[f"{split}_targets"] = self._write_spans(split, chosen_sides)
-        grouped = groups != _NO_GROUP
+        grouped = is_kept & (groups != _NO_GROUP)
         counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
         return counts
 
-    def _choose(self, *, val_frac: float, seed: int, by_group: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return whether each example goes to val, and the hash of its group, or _NO_GROUP."""
+    def _choose(self, *, val_frac: float, seed: int, by_group: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return whether each example goes to val, whether it is kept, and the hash of its group, or _NO_GROUP."""
         columns = []
         for rows in self._rows.read():
             names = rows.column("group")
@@ -180,13 +189,13 @@ class SftSpool:
             columns.append(np.stack([rows.column("split").to_numpy(), rows.column("unit").to_numpy(), groups]))
         splits, units, groups = np.concatenate(columns, axis=1)
         is_val = splits == SPLITS.index("val")
-        undecided = np.flatnonzero(splits == NO_SPLIT)
+        undecided = np.flatnonzero((splits == NO_SPLIT) | (splits == _EXCLUDED[0]))
         # A conversation without a group counts as one group. Its number is below those of the groups.
         numbers = np.where(by_group & (groups != _NO_GROUP), groups, -2 - units)[undecided]
         _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
         in_order = np.argsort(np.argsort(first))[inverse]  # groups in order of first appearance
         is_val[undecided] = val_mask(len(first), val_frac=val_frac, seed=seed)[in_order]
-        return is_val, groups
+        return is_val, ~np.isin(splits, _EXCLUDED), groups
 
     def _write_tokens(self, split: Split, chosen: np.ndarray) -> int:
         lengths = self._lengths

@@ -44,6 +44,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "answer for the data": {
         "account": "count tokens by source, domain, licence, language and year, as planned and as read",
+        "erase": "erase documents from everything that was built, with a receipt, or check a receipt",
     },
     "clean text": {
         "clean": "run the cleaning chain on files, or show what it dropped from a data set and why",
@@ -188,9 +189,9 @@ def _raise_option_before_command(
 
 
 def import_command(name: str) -> ModuleType:
-    """Import the module of a command. Those of two groups are in the package niels_cache_inspection."""
-    inspects = name in COMMANDS["inspect the content"] or name in COMMANDS["answer for the data"]
-    package = "niels_cache_inspection" if inspects else "niels_cache_assets.cli"
+    """Import the module of a command. Those that inspect the content or answer for it are in niels_cache_inspection."""
+    is_beside = name in COMMANDS["inspect the content"] | COMMANDS["answer for the data"]
+    package = "niels_cache_inspection" if is_beside else "niels_cache_assets.cli"
     return import_module(f"{package}.commands.{name.replace('-', '_')}")
 
 

@@ -102,6 +102,41 @@ def add_table(path: Path, name: str, entry: Mapping[str, Any], *, keys: Mapping[
     return real
 
 
+def set_key(path: Path, family: str, name: str, key: str, value: str) -> Path:
+    """Set a key of the table `[FAMILY.NAME]` of a file, which is added if it is missing. A link to a file is kept.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        TableNotWrittenError: If the file cannot be written, or if the result would change anything else. The file is then unchanged.
+    """
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    real = Path(os.path.realpath(path))
+    before = read_tables(real, "make it readable")
+    lines = f"[{family}.{toml_key(name)}]\n{key} = {as_toml(value)}"
+    try:
+        with open(real, encoding="utf-8", newline="") as file:
+            text = file.read()
+        mark = "\ufeff" if text.startswith("\ufeff") else ""
+        document = tomlkit.parse(text.removeprefix(mark))
+        tables = document.setdefault(family, tomlkit.table(is_super_table=True))
+        tables.setdefault(name, tomlkit.table())[key] = value
+        edited = tomlkit.dumps(document).replace("\r\n", "\n")
+        edited = edited.replace("\n", "\r\n") if "\r\n" in text else edited
+        table = {**before.get(family, {}).get(name, {}), key: value}
+        if parse_toml(edited) != {**before, family: {**before.get(family, {}), name: table}}:
+            raise ValueError
+        _replace(real, mark + edited)
+    except OSError as error:
+        raise TableNotWrittenError(f"{real}: cannot be written: {error.strerror or error}; write {key} into it yourself", lines) from error
+    except (TOMLKitError, AttributeError, TypeError, ValueError) as error:
+        raise TableNotWrittenError(f"{real}: its form does not allow a new key; write {key} into it yourself", lines) from error
+    return real
+
+
 def _manual_edit(path: Path, before: Tables, name: str, entry: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[str, str]:
     """Return the new lines as TOML, and a clause that tells the user to write them."""
     label = f"pretrain.{toml_key(name)}"

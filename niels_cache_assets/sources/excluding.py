@@ -3,23 +3,23 @@ r"""The key `exclude`: documents to remove, by the ids that the source gives the
 The file has one id per line, as `trace` and the lineage show it: the value of the id field, or `file#row`. A line stands for itself, and
 for itself without surrounding white space. A JSON string, such as "two\nlines", stands for any id, including one that no line can hold.
 
-The ids are held in memory, at about 200 bytes each, and a document costs one set lookup. The set of ids is part of the fingerprint; the
-order of the lines and the path are not. In a data set in parts, only the ids that occur in a part are part of its fingerprint
-(`parts/exclusion.py`).
+The ids are held in memory, at about 200 bytes each, and a document costs one set lookup. A document means a conversation or a pair, too.
+The set of ids is part of the fingerprint; the order of the lines and the path are not. In a data set in parts, only the ids that occur in a
+part are part of its fingerprint (`parts/exclusion.py`).
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.base.documents import DocumentBatch, Documents, SourceReport
+from niels_cache_assets.base.documents import Conversation, DocumentBatch, Documents, SourceReport
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, valid_unicode
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -74,6 +74,11 @@ def _entries_of(path: str) -> tuple[frozenset[str], Mapping[str, tuple[str, ...]
     return _read_entries(path, stamp)
 
 
+def ids_of_key(path: str | None) -> frozenset[str]:
+    """Return the ids in the file that the key names, or none without the key."""
+    return frozenset() if path is None else excluded_ids(path)
+
+
 def exclude_identity(path: str | None) -> dict[str, str]:
     """Return what the key adds to a fingerprint: a sha256 of the sorted ids, or nothing without the key."""
     return {} if path is None else identity_of_ids(excluded_ids(path))
@@ -106,13 +111,30 @@ def remove_excluded(batch: DocumentBatch, ids: Collection[str], report: SourceRe
     is_excluded = np.fromiter((source_id in ids for source_id in batch.source_id), bool, len(batch))
     if not is_excluded.any():
         return batch
-    removed = dict(report.facts.get(EXCLUDED, {}))
-    for source_id in batch.source_id[is_excluded]:
-        removed[source_id] = removed.get(source_id, 0) + 1
     first = batch.document(int(is_excluded.argmax()))
-    report.drop_row(EXCLUDED, first.file, first.row, count=int(is_excluded.sum()))
-    report.facts[EXCLUDED] = removed  # a new mapping, because earlier positions keep the old one
+    _count(report, batch.source_id[is_excluded].tolist(), first.file, first.row)
     return batch[~is_excluded]
+
+
+def count_excluded(batches: Iterable[list[Conversation]], ids: Collection[str], report: SourceReport) -> Iterator[list[Conversation]]:
+    """Yield the batches of conversations unchanged, and count those that have one of these ids. The builder leaves them out.
+
+    The builder needs them, because an excluded conversation counts when val is chosen, so that all others keep their split.
+    """
+    for batch in batches:
+        for each in batch if ids else ():
+            if each.source_id in ids:
+                _count(report, [each.source_id], each.file, each.row)
+        yield batch
+
+
+def _count(report: SourceReport, source_ids: Sequence[str], file: str, row: int) -> None:
+    """Count excluded documents in `dropped` and `facts` of a report. `file` and `row` are those of the first."""
+    removed = dict(report.facts.get(EXCLUDED, {}))  # a new mapping, because earlier positions keep the old one
+    for source_id in source_ids:
+        removed[source_id] = removed.get(source_id, 0) + 1
+    report.drop_row(EXCLUDED, file, row, count=len(source_ids))
+    report.facts[EXCLUDED] = removed
 
 
 @lru_cache(maxsize=8)  # each of many parts needs the digest of the same list

@@ -30,7 +30,7 @@ from niels_cache_assets.base.documents import (
 )
 from niels_cache_assets.base.fingerprint import Identity, identity_settings
 from niels_cache_assets.base.schema import Table
-from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
+from niels_cache_assets.sources.excluding import count_excluded, exclude_identity, ids_of_key, without_excluded
 from niels_cache_assets.sources.reading.files import SourceFile, file_bytes
 from niels_cache_assets.sources.step_use import CLEANING, StepUse
 from niels_cache_assets.sources.val_share import FractionSplitter
@@ -640,7 +640,7 @@ class SftSource(Source):
     """A table of [sft.*]."""
 
     family = "sft"
-    never_counts = frozenset({"template"})  # the fingerprint has the text of the template instead
+    never_counts = frozenset({"template", "exclude", "exclude_must_match"})  # the fingerprint has the template's text and the ids instead
     val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1)
     """Share of examples that go to val"""
     template: TemplateName = SENTINELS
@@ -649,6 +649,10 @@ class SftSource(Source):
     turns: LearnedTurns = "all"
     """With a template: 'all' makes one example that trains on all assistant turns; 'each' makes one example per assistant turn; 'last'
     makes one example, for the last turn"""
+    exclude: ConfigPath | None = None
+    """File that lists examples to leave out: one source id or JSON string per line; all others keep their split"""
+    exclude_must_match: bool = False
+    """Treat an id in `exclude` that matches no example as an error"""
 
     @model_validator(mode="before")
     @classmethod
@@ -683,6 +687,13 @@ class SftSource(Source):
     def check_input(self, siblings: Siblings) -> None:
         if self.readable_files():
             next(iter(self.conversations(StreamContext(seed=0, siblings=siblings))), None)
+
+    def identity(self) -> Identity:
+        return super().identity() | exclude_identity(self.exclude)
+
+    def counted_conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
+        """Yield `conversations`, and count those that `exclude` names."""
+        return count_excluded(self.conversations(context), ids_of_key(self.exclude), context.report)
 
     def first_examples(self, count: int) -> Sequence[Conversation | str]:
         """Return up to `count` examples from the start of the data, each as a conversation or as the reason why it is dropped."""

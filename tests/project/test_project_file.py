@@ -14,6 +14,7 @@ from niels_cache_assets.artifacts.input_problems import InputsError, hub_problem
 from niels_cache_assets.cli import command as exit_codes
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.new_config import catalog_table
+from niels_cache_assets.project.editing import TableNotWrittenError, set_key
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.project.shipped import ABOUT, catalog, profile_tables
 from niels_cache_assets.sources.errors import SourceUnavailableError
@@ -359,3 +360,27 @@ def test_files_and_path_are_one_key_and_a_folder_is_what_it_holds(tmp_path: Path
     for line, message in (('files = ["a", "b"]', "path is one place; give one, not 2"), ('files = "a"\npath = "a"', "are one key")):
         with pytest.raises(NielsCacheError, match=message):
             configured(f'[pretrain.n]\nsource = "markdown_folder"\n{line}\n')
+
+
+@pytest.mark.parametrize(
+    ("text", "edited"),
+    [
+        ("", '[sft.chats]\nexclude = "erased/chats.txt"\n'),
+        ("[sft.chats]\r\nval_frac = 0.1  # a tenth\r\n", '[sft.chats]\r\nval_frac = 0.1  # a tenth\r\nexclude = "erased/chats.txt"\r\n'),
+        ("sft = { chats = { val_frac = 0.1 } }\n", 'sft = { chats = { val_frac = 0.1, exclude = "erased/chats.txt"} }\n'),
+        ('[sft.chats]\nexclude = "old.txt"\n', '[sft.chats]\nexclude = "erased/chats.txt"\n'),
+        ("[sft]\nchats = 1\n", None),
+    ],
+)
+def test_a_key_is_set_and_nothing_else_changes(tmp_path: Path, text: str, edited: str | None) -> None:
+    path = tmp_path / "niels_cache.toml"
+    path.write_bytes(text.encode())
+    if edited is None:
+        with pytest.raises(TableNotWrittenError, match="yourself"):
+            set_key(path, "sft", "chats", "exclude", "erased/chats.txt")
+        assert path.read_bytes() == text.encode()
+        return
+    assert set_key(path, "sft", "chats", "exclude", "erased/chats.txt") == path
+    assert path.read_bytes().decode() == edited
+    assert set_key(path, "sft", "chats", "exclude", "erased/chats.txt") == path
+    assert path.read_bytes().decode() == edited

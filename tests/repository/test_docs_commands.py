@@ -80,6 +80,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "niels-cache build-all": "tests/build_cache/test_determinism.py runs the recipe on a small data set",
         "diff": "the same",
     },
+    "docs/erase.md": {
+        "niels-cache erase": "a document of the reader; tests/erasure",
+    },
     "docs/exports.md": {
         "from olmo_core.data import": "OLMo-core's own; tests/exchange/test_olmo.py runs the lines that the command prints",
     },

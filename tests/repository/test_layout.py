@@ -96,7 +96,7 @@ def test_the_page_about_the_architecture_names_every_room_and_only_files_that_ar
 def test_the_folders_of_tests_are_the_rooms() -> None:
     tests, packages = ROOT / "tests", [ROOT / package for package in ROOMS]
     folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")} - {Path()}
-    others = {"faults", "product", "repository", "pages", "repeats", "account", "erasure", "find"}  # no single room, or a package beside them
+    others = {"faults", "product", "repository", "pages", "repeats", "account", "erasure", "find"}  # about no single room
     assert {str(folder) for folder in folders if len(folder.parts) == 1} == {room for rooms in ROOMS.values() for room in rooms} | others
     assert [folder for folder in folders if len(folder.parts) > 1 and not any((package / folder).is_dir() for package in packages)] == []
     shared = {path.relative_to(tests).parts for path in tests.rglob("*.py") if path.name[:5] != "test_"}

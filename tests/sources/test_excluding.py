@@ -20,6 +20,7 @@ from niels_cache_assets.sources.excluding import identity_of_ids, require_matche
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.verify import verify_dataset
 from tests.helpers.builds import build_dataset, build_tokenizer, prepare_corpus
 from tests.helpers.corpora import articles, corpus_registry
 from tests.helpers.messages import missing
@@ -180,3 +181,36 @@ def test_a_corpus_and_its_report_say_what_was_removed(registry: Registry, tmp_pa
     (tmp_path / "ids.txt").write_text("books-4")
     with pytest.raises(NielsCacheError, match="other settings"):
         open_prepared(registry, "books", root=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["chat", "preference"])
+def test_sft_examples_are_left_out_and_all_others_keep_their_split(tmp_path: Path, tiny_model: Path, kind: str) -> None:
+    def messages(row: int, answer: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": f"question {row // 2}"}, {"role": "assistant", "content": f"{answer} {row}"}]
+
+    rows = [
+        {"id": f"chat-{row}", "messages": messages(row, "answer")}
+        if kind == "chat"
+        else {"id": f"chat-{row}", "chosen": messages(row, "good"), "rejected": messages(row, "bad")}
+        for row in range(40)
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    gone = ["chat-0", "chat-7", "chat-8", "chat-21"]
+    (tmp_path / "ids.txt").write_text("\n".join(gone))
+    found, tokens = [], []
+    for number, exclude in enumerate(["", 'exclude = "ids.txt"\n']):
+        table = f'[tokenizer]\nmodel = "{tiny_model}"\n[sft.chats]\nsource = "chat_jsonl"\nfiles = ["chats.jsonl"]\nval_frac = 0.3\n'
+        registry = corpus_registry(tmp_path, {}, settings=f'{table}kind = "{kind}"\n{exclude}')
+        root = tmp_path / f"cache {number}"
+        build_tokenizer(registry, root=root)
+        outcome = build_dataset(registry, "chats", root=root)
+        lineage = {split: pyarrow.parquet.read_table(outcome.directory / f"{split}_examples.parquet") for split in ("train", "val")}
+        found.append({split: rows["source_id"].to_pylist() for split, rows in lineage.items()})
+        tokens.append({split: (outcome.directory / f"{split}_tokens.bin").read_bytes() for split in lineage})
+        assert {split: outcome.meta[f"{split}_examples"] for split in lineage} == {split: len(ids) for split, ids in found[-1].items()}
+        assert verify_dataset(outcome.directory) == []
+    assert {each for ids in found[0].values() for each in ids} >= {*gone}
+    assert found[1] == {split: [each for each in ids if each not in gone] for split, ids in found[0].items()}
+    assert all(len(tokens[1][split]) < len(tokens[0][split]) for split in tokens[0])
+    assert outcome.meta["dropped"] == {"excluded": 4}
+    assert outcome.meta["facts"]["excluded"] == dict.fromkeys(gone, 1)
