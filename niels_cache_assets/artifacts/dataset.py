@@ -20,6 +20,7 @@ from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, a
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
@@ -439,7 +440,9 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
     from niels_cache_assets.build_cache.pretrain import PretrainBuild
 
     source, build = spec.source, spec.build
+    templates = source.file_templates(spec.registry.pretrain)
     return PretrainBuild(
+        find_edges=load_beside("corpora", "code.edges").EdgeFinder(templates, spec.tokenizer.piece_bytes()) if templates else None,
         out_dir=str(directory),
         tokenizer=spec.tokenizer,
         shard_bytes=build.shard_bytes,

@@ -1,4 +1,4 @@
-"""A writer of the files of a pretrain cache: shards, document ends and lineage of both splits. The builder writes meta.json."""
+"""A writer of a pretrain cache: shards, document ends, edges of files and lineage of both splits. The builder writes meta.json."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +9,9 @@ import numpy as np
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.table_file import TEXT_HASH
-from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter, ShardWriter
+from niels_cache_assets.disk.writers import NPY_HEADER_BYTES, Files, HashedFile, NpyWriter, ShardWriter
 from niels_cache_assets.streaming.splits import SplitPart
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_name
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_name, file_edges_name
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "tokens": "int64"}
 KEPT = {"kept": "string"}  # one more column with `keep`: the kept values as a JSON object
@@ -46,7 +46,16 @@ class WriterState:
 
 class _SplitWriter:
     def __init__(
-        self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files, state: SplitState, has_kept_values: bool
+        self,
+        root: Path,
+        split: Split,
+        *,
+        dtype: np.dtype,
+        shard_bytes: int,
+        files: Files,
+        state: SplitState,
+        has_kept_values: bool,
+        has_file_edges: bool,
     ) -> None:
         schema = {**LINEAGE, TEXT_HASH: "int64", **(KEPT if has_kept_values else {})}
         self.shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
@@ -58,6 +67,12 @@ class _SplitWriter:
                 self._lineage.write_batch(rows)
         self.characters = state.characters
         self.cut = state.cut
+        self._edges: list[NpyWriter] = []
+        if has_file_edges:
+            path = root / file_edges_name(split)
+            written = path.stat().st_size - NPY_HEADER_BYTES if state.documents else 0  # the journal has cut it to the checkpoint
+            resume_at = written // DOC_ENDS_DTYPE.itemsize
+            self._edges = [NpyWriter(root, path.name, DOC_ENDS_DTYPE, files, resume_at=resume_at)]
 
     @property
     def bytes(self) -> int:
@@ -66,14 +81,20 @@ class _SplitWriter:
     def write(self, part: SplitPart) -> None:
         if part.cut is not None:
             self.cut = self.doc_ends.items + part.cut
-        self.doc_ends.write(np.cumsum(part.lengths) + self.shards.tokens)
+        ends = np.cumsum(part.lengths) + self.shards.tokens
+        self.doc_ends.write(ends)
+        for writer in self._edges:
+            limits = part.lengths - (np.arange(len(ends)) == part.cut)  # EOT of a document that was cut is in no file
+            inside = [np.minimum(*each) for each in zip(part.lineage["edges"], limits, strict=True)]
+            edges = np.concatenate([each + start for each, start in zip(inside, ends - part.lengths, strict=True)]).reshape(-1, 2)
+            writer.write(edges[edges[:, 0] < edges[:, 1]].ravel())
         self.shards.write(part.tokens)
         self._lineage.write_batch(self._spool.write(part.lineage))
         self.characters += part.characters
 
     @property
     def unfinished(self) -> list[HashedFile]:
-        return [*self.shards.unfinished, self.doc_ends, self._spool]
+        return [*self.shards.unfinished, self.doc_ends, self._spool, *self._edges]
 
     @property
     def state(self) -> SplitState:
@@ -87,8 +108,9 @@ class _SplitWriter:
 
     def seal(self) -> None:
         self.shards.seal()
-        self.doc_ends.seal()
         self._lineage.seal()
+        for each in (self.doc_ends, *self._edges):
+            each.seal()
 
     def abandon(self) -> None:
         for part in self.unfinished:
@@ -106,6 +128,7 @@ class PretrainWriter:
         state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint.
         files: The files that were finished at this checkpoint.
         has_kept_values: Whether lineage has the kept values of documents.
+        has_file_edges: Whether to write the edges of the files of documents.
     """
 
     def __init__(
@@ -117,6 +140,7 @@ class PretrainWriter:
         state: WriterState,
         files: Files,
         has_kept_values: bool,
+        has_file_edges: bool = False,
     ) -> None:
         self.files: Files = dict(files)
         self._splits: dict[Split, _SplitWriter] = {
@@ -128,6 +152,7 @@ class PretrainWriter:
                 files=self.files,
                 state=state.splits[split],
                 has_kept_values=has_kept_values,
+                has_file_edges=has_file_edges,
             )
             for split in SPLITS
         }

@@ -188,6 +188,14 @@ def doc_ends_name(split: str) -> str:
     return f"{split}_doc_ends.npy"
 
 
+def file_edges_name(split: str) -> str:
+    """Return the name of the uint64 .npy file that a split with documents of several files has, such as repositories.
+
+    It holds the first token of each file in the split's token stream, and the token after its last one, in turns. They increase strictly.
+    """
+    return f"{split}_file_edges.npy"
+
+
 def documents_name(split: Split) -> str:
     """Return the name of the Parquet file that has ordinal, source_id, file, row and tokens of every document of the split."""
     return f"{split}_documents.parquet"
@@ -254,7 +262,8 @@ def is_cache_file(path: str) -> bool:
         return is_shard_name(name)
     if folder:
         return folder in map(documents_folder, SPLITS) and name.endswith(".parquet") and not name.startswith(".")
-    names = (doc_ends_name, documents_name, tokens_name, idx_name, targets_name, target_ends_name, target_weights_name, examples_name)
+    of_pretrain = (doc_ends_name, file_edges_name, documents_name)
+    names = (*of_pretrain, tokens_name, idx_name, targets_name, target_ends_name, target_weights_name, examples_name)
     return name == CHAT_TEMPLATE_NAME or name in {name_of(split) for name_of in names for split in SPLITS}
 
 

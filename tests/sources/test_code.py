@@ -29,9 +29,10 @@ from niels_cache_corpora.code.sorting import RUNS, sorted_rows
 from niels_cache_corpora.code.source import Code
 from niels_cache_inspection.origins import TracedCache
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, documents_name
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, documents_name, file_edges_name
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.loader.loader import TokenLoader
+from niels_cache_runtime.verify import verify_dataset
 from tests.helpers.parts_project import NAME, build, stream_of
 from tests.helpers.read_sources import read
 
@@ -369,6 +370,17 @@ def test_parts_have_the_documents_and_the_val_of_a_whole_build(
     ]
     assert {*WOODS} == set.union(*in_parts)
     assert sum(map(len, in_parts)) - len(WOODS) == torn
+    assert not verify_dataset(joined)
+    assert (whole / file_edges_name("train")).exists() is not bool(torn)
+    for split in () if torn else SPLITS:
+        edges = np.load(whole / file_edges_name(split))
+        assert np.array_equal(edges, np.load(joined / file_edges_name(split)))
+        cache, tokens = TracedCache(NAME, whole / split, np.arange(documents[split])), np.frombuffer(stream_of(whole)[split], "<u2")
+        assert cache.tokenizer is not None
+        files = [{*cache.tokenizer.decode(tokens[first:last]).split()} for first, last in edges.reshape(-1, 2)]
+        paths = [path for _, each in sorted(cache.lineage.items()) for path in json.loads(each.kept or "")["files"]]
+        assert [{f"{NUMBERS[int(digit)]}.py" for digit in file} for file in files] == [{path} for path in paths]
+        assert len(files) == 2 * documents[split]
 
 
 def test_the_files_of_a_divided_repository_are_found_in_several_parts_and_shards(tmp_path: Path, tiny_model: Path) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,18 @@ import numpy as np
 from niels_cache_runtime.cache.index_cache import IndexCache, new_array
 from niels_cache_runtime.cache.opening import OpenedSplit, listed_of_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.format.layout import FAMILIES, IDX_DTYPE, Array, Bools, Ints, Tokens, Uints, doc_ends_name, max_vocab_size
+from niels_cache_runtime.format.layout import (
+    FAMILIES,
+    IDX_DTYPE,
+    Array,
+    Bools,
+    Ints,
+    Tokens,
+    Uints,
+    doc_ends_name,
+    file_edges_name,
+    max_vocab_size,
+)
 from niels_cache_runtime.format.meta import is_foreign, sha256_text
 from niels_cache_runtime.loader.packing.document_plan import (
     DOCUMENT_PLAN_VERSION,
@@ -30,7 +41,7 @@ from niels_cache_runtime.loader.packing.document_plan import (
     PlanTotals,
     build_document_plan,
 )
-from niels_cache_runtime.loader.packing.fim import find_sentinels, rearrange
+from niels_cache_runtime.loader.packing.fim import find_files, find_sentinels, rearrange
 from niels_cache_runtime.loader.packing.rows_ahead import PackedRows, RowsAhead
 from niels_cache_runtime.loader.packing.segments import RowSegments
 from niels_cache_runtime.loader.source import DocumentRows, Heads, SampleRows, SourceBlocks, TokenOrigins
@@ -115,7 +126,14 @@ class PackedDocuments(PretrainWindows):
             meta = self.meta or {}
             self.sentinels = find_sentinels(self._fim, Path(self.path).parent, meta.get("vocab_size", max_vocab_size(self._dtype)))
             bos, eot = isinstance(ids, dict) and ids.get("bos") is not None, meta.get("append_eot") is True
-            self._cutting = {"bos": bos, "eot": eot, "spm_rate": self._fim["spm_rate"], "T": self.T}
+            edges = None if split.file_edges is None else split.file_edges.view(IDX_DTYPE)
+            if edges is None and "file_start" in (meta.get("source") or ()):
+                name = file_edges_name(self.split)
+                raise NielsCacheError(
+                    f"{self.folder}: fim: its documents have several files, but there is no {name}; build it again (--force), with "
+                    '"files" in keep'
+                )
+            self._cutting = {"edges": edges, "bos": bos, "eot": eot, "spm_rate": self._fim["spm_rate"], "T": self.T}
         self._spelled = 0
         self._plan = self.plan_of(documents)
         self._earlier = [(epoch, self.plan_of(count)) for epoch, count in self.packing.earlier]
@@ -124,9 +142,21 @@ class PackedDocuments(PretrainWindows):
             raise NielsCacheError(f"{self.folder}: its {totals.left_out} documents have one token each, so there is no target to learn")
         self.samples, self.tokens, self.packs = totals.rows, totals.inputs, True
 
+    @cached_property
+    def fingerprint(self) -> str:
+        own, name = super().fingerprint, file_edges_name(self.split)
+        files = (self.meta or {}).get("files") or {}
+        return sha256_text(f"{own} {files[name]['sha256']}") if self._fim and name in files else own
+
     def report(self) -> PlanTotals:
         """Return the counts of an epoch, as the split is now."""
-        return self._plan.totals._replace(fim_spelled=self._spelled)
+        fileless = 0
+        if self._fim and (edges := self._cutting["edges"]) is not None:
+            ends = np.asarray(self.doc_ends).view(IDX_DTYPE)
+            lengths = np.diff(ends, prepend=0)
+            first, last = find_files(edges, ends - lengths, lengths)
+            fileless = int((first > last).sum())
+        return self._plan.totals._replace(fim_spelled=self._spelled, fim_fileless=fileless)
 
     @property
     def _plans(self) -> Path:
@@ -300,6 +330,9 @@ class PackedDocuments(PretrainWindows):
         bos = np.zeros_like(rows) if has_bos is None else has_bos.astype(IDX_DTYPE)
         lengths = lengths if has_bos is None else lengths + bos
         if fim is not None:
+            if (edges := self._cutting["edges"]) is not None:
+                first, last = find_files(edges, starts, lengths - bos)
+                fim &= first <= last
             fim &= spelled.searchsorted(starts) == spelled.searchsorted(starts + lengths - bos)
             lengths = lengths + GROWTH * fim
         return RowSegments.lay_out(rows, lengths, n=len(numbers), T=self.T, widths=widths), starts, bos, fim

@@ -105,8 +105,19 @@ def find_sentinels(fim: Mapping[str, Any], dataset: Path, vocab_size: int) -> tu
     )
 
 
+def find_files(edges: Ints, starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    """Return the numbers of the first and the last file in each piece. In a piece without a token of a file, the last is before the first.
+
+    Args:
+        edges: The first token of each file and the one after its last, in turns.
+        starts: The first token of each piece.
+        lengths: The number of tokens of each piece.
+    """
+    return edges.searchsorted(starts, side="right") // 2, (edges.searchsorted(starts + lengths - 1, side="right") - 1) // 2
+
+
 def rearrange(
-    pieces: Sequence[Ints], chosen: Bools, ends: Ints, *, keys: EpochKeys, bos: int, eot: int, spm_rate: float, T: int
+    pieces: Sequence[Ints], chosen: Bools, ends: Ints, *, edges: Ints | None, keys: EpochKeys, bos: int, eot: int, spm_rate: float, T: int
 ) -> tuple[list[Array], Ints, Ints]:
     """Return pieces in rows with the chosen ones in parts, in their new order. A sentinel has the first token of its piece in its place.
 
@@ -114,6 +125,9 @@ def rearrange(
         pieces: The padding, first token in the stream, length and row of each piece. A chosen one is `GROWTH` longer than in the stream.
         chosen: Which pieces to rearrange.
         ends: The ends of documents.
+        edges: The first token of each file and the one after its last, in turns. None if documents have one file each. Of each chosen
+            piece, a file is rearranged that a token was drawn from, so long files are drawn more often. A marker counts for the file after
+            it. All before the file stays before <pre>, and all after it stays at the end.
         keys: What decides the cuts.
         bos: How many tokens at the start of each document stay there.
         eot: How many tokens at the end of each document stay there.
@@ -127,16 +141,21 @@ def rearrange(
     starts, lengths = pieces[1][chosen], pieces[2][chosen] - GROWTH
     documents = ends.searchsorted(starts, side="right")
     is_first = starts == np.where(documents > 0, ends[documents - 1], 0)
-    head, tail = is_first * bos, (starts + lengths == ends[documents]) * eot
-    content, first, one = lengths - head - tail, starts + head, np.ones_like(starts)
     draws = keys.draw(starts)
+    head, tail = is_first * bos, (starts + lengths == ends[documents]) * eot
+    if edges is not None:
+        _, last = find_files(edges, starts, lengths)
+        files = 2 * np.minimum(edges.searchsorted(starts + (draws[3] * lengths >> 32), side="right") // 2, last)
+        head = np.maximum(edges[files] - starts, 0)
+        tail = np.maximum(starts + lengths - edges[files + 1], 0)
+    content, first, one = lengths - head - tail, starts + head, np.ones_like(starts)
     low, high = np.sort(draws[:2] * (content + 1) >> 32, axis=0)
     prefix = np.where(draws[2] < spm_rate * 2**32, 0, low)
     # BOS, <pre>, prefix, <suf>, suffix, <mid>, middle, EOT. In SPM, the prefix is the beginning of the middle.
-    begins = np.array([starts, starts, first, starts, first + high, starts, first + prefix, starts + lengths - 1]).T
+    begins = np.array([starts, starts, first, starts, first + high, starts, first + prefix, starts + lengths - tail]).T
     sizes = np.array([head, one, prefix, one, content - high, one, high - prefix, tail]).T
     is_part, is_sentinel = sizes > 0, np.isin(np.arange(8), [1, 3, 5])
-    is_repeated = (begins == starts[:, None]) & ~(is_sentinel | is_first[:, None])
+    is_repeated = (begins == starts[:, None]) & ~(is_sentinel | (np.arange(8) == 0) | is_first[:, None])
     counts = np.ones_like(pieces[0])
     counts[chosen] = is_part.sum(axis=1)
     pads, *columns = (each.repeat(counts) for each in pieces)
