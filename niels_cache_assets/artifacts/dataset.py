@@ -440,9 +440,7 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
     from niels_cache_assets.build_cache.pretrain import PretrainBuild
 
     source, build = spec.source, spec.build
-    templates = source.file_templates(spec.registry.pretrain)
     return PretrainBuild(
-        find_edges=load_beside("corpora", "code.edges").EdgeFinder(templates, spec.tokenizer.piece_bytes()) if templates else None,
         out_dir=str(directory),
         tokenizer=spec.tokenizer,
         shard_bytes=build.shard_bytes,
@@ -451,6 +449,7 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
         decontaminate=source.decontaminate,
         decontaminate_threshold=source.decontaminate_threshold,
         keep=(*kept_columns(source, spec.registry.pretrain), *source.cut_columns),
+        edges=load_beside("corpora", "code.edges").edge_finder(source, spec.registry.pretrain, spec.tokenizer),
         **own,
     )
 

@@ -143,7 +143,7 @@ class PretrainBuild(CacheBuild):
     references: "ReferenceTexts | None" = None
     needs_train: bool = True  # False: a part of a data set, whose files may hold no document for train
     keep: tuple[str, ...] = ()  # columns whose values are kept in lineage
-    find_edges: Callable[..., Any] | None = None  # of the files of documents (DocumentEncoder)
+    edges: Any = None  # see DocumentEncoder
 
     def __post_init__(self) -> None:
         require_whole_numbers(
@@ -204,7 +204,7 @@ class PretrainBuild(CacheBuild):
                 state=state.writer,
                 files=finished,
                 has_kept_values=bool(self.keep),
-                has_file_edges=self.find_edges is not None,
+                has_edges=self.edges is not None,
             ) as writer,
             open_guard(
                 self.decontaminate,
@@ -245,7 +245,7 @@ class PretrainBuild(CacheBuild):
             threads=self.threads,
             append_eot=self.append_eot,
             raise_on_collision=self.on_collision == "raise",
-            find_edges=self.find_edges,
+            edges=self.edges,
         )
 
     def _encode_until_budgets_met(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.table_file import TEXT_HASH
-from niels_cache_assets.disk.writers import NPY_HEADER_BYTES, Files, HashedFile, NpyWriter, ShardWriter
+from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter, ShardWriter
 from niels_cache_assets.streaming.splits import SplitPart
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_name, file_edges_name
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_name
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "tokens": "int64"}
 KEPT = {"kept": "string"}  # one more column with `keep`: the kept values as a JSON object
@@ -55,7 +56,7 @@ class _SplitWriter:
         files: Files,
         state: SplitState,
         has_kept_values: bool,
-        has_file_edges: bool,
+        has_edges: bool,
     ) -> None:
         schema = {**LINEAGE, TEXT_HASH: "int64", **(KEPT if has_kept_values else {})}
         self.shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
@@ -67,12 +68,9 @@ class _SplitWriter:
                 self._lineage.write_batch(rows)
         self.characters = state.characters
         self.cut = state.cut
-        self._edges: list[NpyWriter] = []
-        if has_file_edges:
-            path = root / file_edges_name(split)
-            written = path.stat().st_size - NPY_HEADER_BYTES if state.documents else 0  # the journal has cut it to the checkpoint
-            resume_at = written // DOC_ENDS_DTYPE.itemsize
-            self._edges = [NpyWriter(root, path.name, DOC_ENDS_DTYPE, files, resume_at=resume_at)]
+        self._edges: list[Any] = []
+        if has_edges:
+            self._edges = [load_beside("corpora", "code.edges").EdgeWriter(root, split, files, is_resumed=state.documents > 0)]
 
     @property
     def bytes(self) -> int:
@@ -81,13 +79,9 @@ class _SplitWriter:
     def write(self, part: SplitPart) -> None:
         if part.cut is not None:
             self.cut = self.doc_ends.items + part.cut
-        ends = np.cumsum(part.lengths) + self.shards.tokens
-        self.doc_ends.write(ends)
+        self.doc_ends.write(np.cumsum(part.lengths) + self.shards.tokens)
         for writer in self._edges:
-            limits = part.lengths - (np.arange(len(ends)) == part.cut)  # EOT of a document that was cut is in no file
-            inside = [np.minimum(*each) for each in zip(part.lineage["edges"], limits, strict=True)]
-            edges = np.concatenate([each + start for each, start in zip(inside, ends - part.lengths, strict=True)]).reshape(-1, 2)
-            writer.write(edges[edges[:, 0] < edges[:, 1]].ravel())
+            writer.write_part(part, before=self.shards.tokens)
         self.shards.write(part.tokens)
         self._lineage.write_batch(self._spool.write(part.lineage))
         self.characters += part.characters
@@ -108,9 +102,10 @@ class _SplitWriter:
 
     def seal(self) -> None:
         self.shards.seal()
+        self.doc_ends.seal()
         self._lineage.seal()
-        for each in (self.doc_ends, *self._edges):
-            each.seal()
+        for writer in self._edges:
+            writer.seal()
 
     def abandon(self) -> None:
         for part in self.unfinished:
@@ -128,7 +123,7 @@ class PretrainWriter:
         state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint.
         files: The files that were finished at this checkpoint.
         has_kept_values: Whether lineage has the kept values of documents.
-        has_file_edges: Whether to write the edges of the files of documents.
+        has_edges: Whether documents have edges of files.
     """
 
     def __init__(
@@ -140,7 +135,7 @@ class PretrainWriter:
         state: WriterState,
         files: Files,
         has_kept_values: bool,
-        has_file_edges: bool = False,
+        has_edges: bool = False,
     ) -> None:
         self.files: Files = dict(files)
         self._splits: dict[Split, _SplitWriter] = {
@@ -152,7 +147,7 @@ class PretrainWriter:
                 files=self.files,
                 state=state.splits[split],
                 has_kept_values=has_kept_values,
-                has_file_edges=has_file_edges,
+                has_edges=has_edges,
             )
             for split in SPLITS
         }

@@ -200,8 +200,8 @@ def _offsets(members: Sequence[SealInput], split: Split, name: str) -> Iterator[
             continue
         path, tokens = member.directory / name, member.count("tokens", split)
         ends = map_offsets(path, DOC_ENDS_DTYPE)
-        expected = tokens, member.count("documents", split)
-        if name == doc_ends_name(split) and (int(ends[-1]) if len(ends) else 0, len(ends)) != expected:
+        is_wrong = (int(ends[-1]) if len(ends) else 0) != tokens or len(ends) != member.count("documents", split)
+        if is_wrong and name == doc_ends_name(split):
             raise NielsCacheError(
                 f'{path}: does not fit the meta.json beside it; set verify_parts = "sha256" in [build], and build {member.name} again'
             )

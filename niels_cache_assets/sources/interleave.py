@@ -81,9 +81,6 @@ class Interleave(PretrainSource):
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "members": self.members, "stopping_strategy": self.stopping_strategy}
 
-    def file_templates(self, siblings: Siblings) -> set[tuple[str, str]]:
-        return set().union(*(siblings[name].file_templates(siblings) for name in self.members if name in siblings))
-
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         return batched(self._documents(context))
 

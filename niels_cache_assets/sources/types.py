@@ -510,14 +510,6 @@ class PretrainSource(Source):
     def identity(self) -> Identity:
         return super().identity() | exclude_identity(self.exclude)
 
-    def file_templates(self, siblings: Siblings) -> set[tuple[str, str]]:
-        """Return what stands before and after each file of documents of several files, whose edges are then written.
-
-        Args:
-            siblings: The pretrain tables by name, for a mixture.
-        """
-        return set()
-
     def kept_documents(self, context: StreamContext) -> Iterator[Documents]:
         """Yield `documents` without those that `exclude` names."""
         return without_excluded(self.documents(context), self.exclude, context.report)

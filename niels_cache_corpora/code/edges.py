@@ -2,23 +2,44 @@ r"""The edges of files in documents of several files, in tokens: where each file
 
     text     # a.py\n | import b | \n | # b.py\n | x = 1 | \n        the markers say where the files are (`joining`)
     tokens   |#| a|.py|\n|import| b|\n#| b|.py|\n|x| =| 1|\n|
-    edges                 4          6               10    13           a token that is partly in a file is in no file
+    edges                 4          6               10    13        a token that is partly in a file is in no file
 
 Markers, and the text after each file (`file_end`), belong to no file. The tokens are spelled out and compared with the text, so an edge is
 never wrong: if a tokenizer changes the text of a document, as by NFC, all of this document is in no file. The cost is 50 ns for a token.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from niels_cache_assets.base.documents import DocumentBatch
+from niels_cache_assets.base.strings import Strings
+from niels_cache_assets.disk.writers import NPY_HEADER_BYTES, Files, NpyWriter
+from niels_cache_assets.sources.types import Source
+from niels_cache_assets.streaming.splits import SplitPart
+from niels_cache_assets.tokenizer.base import TextTokenizer
 from niels_cache_corpora.code.joining import paths_of, places_of_files
-from niels_cache_runtime.format.layout import Array, Ints
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Array, Ints, Split, file_edges_name
+
+
+def edge_finder(source: Source, tables: Mapping[str, Any], tokenizer: TextTokenizer) -> "EdgeFinder | None":
+    """Return what finds the edges of files in the documents of a data set, or None if its documents have one file each.
+
+    Args:
+        source: The table of the data set.
+        tables: The pretrain tables by name, for a mixture.
+        tokenizer: The tokenizer.
+    """
+    members = [tables[name] for name in getattr(source, "members", ()) if name in tables]
+    joined = [each for each in (source, *members) if each.source == "code" and each.sample_by == "repository" and "files" in each.keep]
+    return EdgeFinder({(each.file_start, each.file_end) for each in joined}, tokenizer.piece_bytes()) if joined else None
 
 
 class EdgeFinder:
-    """A function that returns the edges of the files of documents.
+    """Finds the edges of the files of documents.
 
     A document whose kept values have no `files` is one file, as in a mixture.
 
@@ -31,27 +52,31 @@ class EdgeFinder:
         self._templates, self._pieces = sorted(templates), pieces
         self._widths = np.array([len(piece) for piece in pieces], dtype=np.int64)
 
-    def __call__(self, texts: Iterable[str], kept: Iterable[str | None], ids: Array, lengths: Ints) -> Array:
-        """Return for each text the first token of each file and the one after its last, in turns: an object array of arrays.
+    def with_edges(
+        self, documents: DocumentBatch, texts: Sequence[str] | Strings, ids: Array, lengths: Ints, *, first: int
+    ) -> DocumentBatch:
+        """Return documents with their edges.
 
         Args:
-            texts: The texts.
-            kept: Their kept values.
+            documents: The documents.
+            texts: The texts as they were encoded.
             ids: The ids of all texts.
             lengths: How many ids each text has.
+            first: The number of tokens before these ids in each document.
         """
-        found = np.empty(len(lengths), dtype=object)
-        ends = np.cumsum(lengths)
-        for number, (text, own, end) in enumerate(zip(texts, kept, ends.tolist(), strict=True)):
-            found[number] = self._edges_of(text, paths_of(own), ids[end - int(lengths[number]) : end])
-        return found
+        edges, end = np.empty(len(documents), dtype=object), 0
+        kept = [None] * len(documents) if documents.kept is None else documents.kept
+        for number, (text, own) in enumerate(zip(texts.tolist() if isinstance(texts, Strings) else texts, kept, strict=True)):
+            start, end = end, end + int(lengths[number])
+            edges[number] = self._edges_of(text, paths_of(own), ids[start:end]) + first
+        return replace(documents, edges=edges)
 
     def _edges_of(self, text: str, paths: Sequence[str], ids: Array) -> Ints:
         if not paths:
             return np.array([0, len(ids)])
         content, spelled = text.encode("utf-8", "surrogatepass"), b"".join(map(self._pieces.__getitem__, ids.tolist()))
         added = len(spelled) - len(content)  # the blank that SentencePiece adds
-        if spelled != b" "[:added] + content:
+        if spelled != b" "[: max(0, added)] + content:
             return np.empty(0, dtype=np.int64)
         every = (self._places(text, paths, *template) for template in self._templates)
         places = np.array(max(every, key=len), dtype=np.int64).reshape(-1, 2)
@@ -64,7 +89,31 @@ class EdgeFinder:
         return edges[edges[:, 0] < edges[:, 1]].ravel()
 
     @staticmethod
-    def _places(text: str, paths: Sequence[str], file_start: str, file_end: str) -> list[Any]:
+    def _places(text: str, paths: Sequence[str], file_start: str, file_end: str) -> list[tuple[int, int]]:
         """Return the first character and the end of each file, from the first file to the last."""
         found = reversed(places_of_files(text, paths, file_start))
         return [(start, end - len(file_end) * text.endswith(file_end, start, end)) for _, start, end in found]
+
+
+class EdgeWriter(NpyWriter):
+    """The file of the edges of one split.
+
+    Args:
+        root: The folder of the data set.
+        split: The split.
+        files: Gets the size and the sha256 of the file.
+        is_resumed: Whether the file exists. The journal has cut it to the checkpoint.
+    """
+
+    def __init__(self, root: Path, split: Split, files: Files, *, is_resumed: bool) -> None:
+        name = file_edges_name(split)
+        written = (root / name).stat().st_size - NPY_HEADER_BYTES if is_resumed else 0
+        super().__init__(root, name, DOC_ENDS_DTYPE, files, resume_at=written // DOC_ENDS_DTYPE.itemsize)
+
+    def write_part(self, part: SplitPart, *, before: int) -> None:
+        """Append the edges of documents that come after `before` tokens."""
+        starts = np.cumsum(part.lengths) - part.lengths
+        limits = part.lengths - (np.arange(len(starts)) == part.cut)  # EOT of a document that was cut is in no file
+        inside = [np.minimum(each, limit) for each, limit in zip(part.lineage["edges"], limits, strict=True)]
+        edges = np.concatenate([each + start + before for each, start in zip(inside, starts, strict=True)]).reshape(-1, 2)
+        self.write(edges[edges[:, 0] < edges[:, 1]].ravel())

@@ -199,9 +199,6 @@ class Code(HasColumns, DecodesText, SourceWithParts):
     def describe(self) -> dict[str, Any]:
         return super().describe() | ({"file_start": self.file_start} if self.sample_by == "repository" else {})
 
-    def file_templates(self, siblings: Siblings) -> set[tuple[str, str]]:
-        return {(self.file_start, self.file_end)} if self.sample_by == "repository" and "files" in self.keep else set()
-
     @property
     def reads_parquet(self) -> bool:
         return _is_parquet(self.files[0])

@@ -342,24 +342,6 @@ def check_doc_ends(path: str | Path, ends: Offsets, *, token_count: int) -> None
     check_increasing(path, ends)
 
 
-def map_file_edges(path: str | Path, *, token_count: int) -> Uints:
-    """Map where the files of documents begin and end (`layout.file_edges_name`), for a split of `token_count` tokens.
-
-    Raises:
-        NielsCacheError: If the file breaks the rules of `check_file_edges`.
-    """
-    edges = map_offsets(path, DOC_ENDS_DTYPE)
-    check_file_edges(path, edges, token_count=token_count)
-    return edges
-
-
-def check_file_edges(path: str | Path, edges: Offsets, *, token_count: int) -> None:
-    """Raise NielsCacheError unless there are two edges for each file, which increase strictly and are in the split."""
-    if len(edges) % 2 or (len(edges) and edges[-1] > token_count):
-        raise NielsCacheError(f"{path}: its {len(edges)} edges are not those of files in {token_count} tokens; rebuild this data set")
-    check_increasing(path, edges)
-
-
 def check_increasing(
     path: str | Path, offsets: Offsets, *, name: str = "entry", may_be_equal: bool = False, advice: str = "rebuild this data set"
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import numpy as np
 
 from niels_cache_runtime.cache.checks import check_choice
-from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends, map_file_edges
+from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     FAMILIES,
@@ -21,7 +21,6 @@ from niels_cache_runtime.format.layout import (
     SPLITS,
     Uints,
     doc_ends_name,
-    file_edges_name,
     shard_name,
     shard_names,
     token_dtype_of,
@@ -47,14 +46,12 @@ class OpenedSplit:
         shards: Paths of the split's token files, in stream order.
         tokens: Those files, mapped.
         doc_ends: (documents,) uint64, mapped. None if not requested or missing.
-        file_edges: (2 * files,) uint64, mapped (`layout.file_edges_name`). None if `doc_ends` are, or if documents have one file each.
     """
 
     meta: Meta | None
     shards: list[str]
     tokens: MappedTokens
     doc_ends: Uints | None
-    file_edges: Uints | None = None
 
 
 def open_split(folder: str | Path, *, doc_ends: bool = False, verify: Verify = "size") -> OpenedSplit:
@@ -104,10 +101,7 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
     token_count = int(tokens.shard_lengths.sum())
     is_joined = meta is not None and "parts" in meta
     ends = map_doc_ends(ends_path, token_count=token_count, is_joined=is_joined) if has_ends else None
-    edges_path = folder.parent / file_edges_name(prefix)
-    has_edges = has_ends and meta is not None and edges_path.name in (meta.get("files") or ())
-    edges = map_file_edges(edges_path, token_count=token_count) if has_edges else None
-    return OpenedSplit(meta=meta, shards=shards, tokens=tokens, doc_ends=ends, file_edges=edges)
+    return OpenedSplit(meta=meta, shards=shards, tokens=tokens, doc_ends=ends)
 
 
 def require_doc_ends(folder: str | Path, doc_ends: Uints | None) -> Uints:

@@ -37,7 +37,6 @@ from niels_cache_runtime.format.layout import (
     Tokens,
     doc_ends_name,
     entries_per_example,
-    file_edges_name,
     has_pairs,
     has_target_weights,
     idx_name,
@@ -138,7 +137,7 @@ def _check_pretrain_split(
     listed = {path for path in meta["files"] if path.startswith(f"{split}/")}
     numbered = [f"{split}/{shard_name(index)}" for index in range(len(listed))]
     own = {path: sizes[path] for path in numbered if path in sizes}
-    token_count, ends_path, edges_path = sum(own.values()) // dtype.itemsize, doc_ends_name(split), file_edges_name(split)
+    token_count, ends_path = sum(own.values()) // dtype.itemsize, doc_ends_name(split)
     ends, ends_problem = read_offsets(folder, ends_path, "doc_ends", meta, sizes, token_count=token_count, needed=token_count > 0)
     parts = part_ends(meta, folder / split)
     append_eot, position, shards = meta.get("append_eot") is True, 0, dict[str, _Shard]()
@@ -164,9 +163,6 @@ def _check_pretrain_split(
         yield from _part_problems(parts or [], split, own, ends, dtype)
         if ends_problem is not None:
             yield ends_problem
-        _, edges_problem = read_offsets(folder, edges_path, "file_edges", meta, sizes, token_count=token_count, needed=False)
-        if edges_problem is not None:
-            yield edges_problem
         if ends is not None and documents != len(ends):
             yield ends_path, f"lists {len(ends)} documents, but meta.json says {documents}"
         for path, shard in shards.items():
@@ -183,7 +179,7 @@ def _check_pretrain_split(
         if unclosed := sum(shard.unclosed for shard in shards.values()):
             yield ends_path, f"{unclosed} documents do not end with EOT"
 
-    return SplitCheck(problems, frozenset({*listed, ends_path, edges_path}), {path: shard.add_block for path, shard in shards.items()})
+    return SplitCheck(problems, frozenset({*listed, ends_path}), {path: shard.add_block for path, shard in shards.items()})
 
 
 def _part_problems(parts: Sequence[PartEnd], split: Split, sizes: Mapping[str, int], ends: OffsetFile | None, dtype: np.dtype) -> Problems:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from niels_cache_runtime.cache.mmap import check_doc_ends, check_example_starts, check_file_edges
+from niels_cache_runtime.cache.mmap import check_doc_ends, check_example_starts
 from niels_cache_runtime.cache.targets import check_targets, check_weights
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
@@ -29,14 +29,10 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.npy_files import read_npy_header
 from niels_cache_runtime.format.safe_open import open_regular
 
-OffsetKind = Literal["doc_ends", "example_starts", "file_edges"]
+OffsetKind = Literal["doc_ends", "example_starts"]
 
 _STEP = 4096
-_KINDS = {
-    "doc_ends": (DOC_ENDS_DTYPE, check_doc_ends),
-    "example_starts": (IDX_DTYPE, check_example_starts),
-    "file_edges": (DOC_ENDS_DTYPE, check_file_edges),
-}
+_KINDS = {"doc_ends": (DOC_ENDS_DTYPE, check_doc_ends), "example_starts": (IDX_DTYPE, check_example_starts)}
 
 
 class NpyRows:
@@ -94,7 +90,7 @@ class OffsetFile(NpyRows):
     """Sorted offsets for a split of `token_count` tokens.
 
     Raises:
-        NielsCacheError: If the file cannot be read, or breaks the rules of its kind in `mmap`.
+        NielsCacheError: If the file cannot be read, or breaks the rules of `map_doc_ends` or `map_example_starts` in `mmap`.
     """
 
     def __init__(self, path: Path, kind: OffsetKind, *, token_count: int) -> None:

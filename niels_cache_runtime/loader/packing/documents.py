@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from niels_cache_runtime.cache.index_cache import IndexCache, new_array
+from niels_cache_runtime.cache.mmap import check_increasing, map_offsets
 from niels_cache_runtime.cache.opening import OpenedSplit, listed_of_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import (
+    DOC_ENDS_DTYPE,
     FAMILIES,
     IDX_DTYPE,
     Array,
@@ -30,7 +32,7 @@ from niels_cache_runtime.format.layout import (
     file_edges_name,
     max_vocab_size,
 )
-from niels_cache_runtime.format.meta import is_foreign, sha256_text
+from niels_cache_runtime.format.meta import Meta, is_foreign, sha256_text
 from niels_cache_runtime.loader.packing.document_plan import (
     DOCUMENT_PLAN_VERSION,
     GROWTH,
@@ -105,6 +107,8 @@ class PackedDocuments(PretrainWindows):
 
     _arguments = ("T", "lot_tokens", "packing", "head")
     sentinels: tuple[int, ...] = ()  # the ids of <pre>, <suf> and <mid>
+    _edges: Ints | None = None  # of files, for FIM
+    _edges_sha256 = ""
 
     def __init__(self, folder: str, *, packing: DocumentPacking, **windows: Any) -> None:
         self.packing = packing
@@ -126,14 +130,8 @@ class PackedDocuments(PretrainWindows):
             meta = self.meta or {}
             self.sentinels = find_sentinels(self._fim, Path(self.path).parent, meta.get("vocab_size", max_vocab_size(self._dtype)))
             bos, eot = isinstance(ids, dict) and ids.get("bos") is not None, meta.get("append_eot") is True
-            edges = None if split.file_edges is None else split.file_edges.view(IDX_DTYPE)
-            if edges is None and "file_start" in (meta.get("source") or ()):
-                name = file_edges_name(self.split)
-                raise NielsCacheError(
-                    f"{self.folder}: fim: its documents have several files, but there is no {name}; build it again (--force), with "
-                    '"files" in keep'
-                )
-            self._cutting = {"edges": edges, "bos": bos, "eot": eot, "spm_rate": self._fim["spm_rate"], "T": self.T}
+            self._edges = self._open_edges(meta)
+            self._cutting = {"edges": self._edges, "bos": bos, "eot": eot, "spm_rate": self._fim["spm_rate"], "T": self.T}
         self._spelled = 0
         self._plan = self.plan_of(documents)
         self._earlier = [(epoch, self.plan_of(count)) for epoch, count in self.packing.earlier]
@@ -142,19 +140,40 @@ class PackedDocuments(PretrainWindows):
             raise NielsCacheError(f"{self.folder}: its {totals.left_out} documents have one token each, so there is no target to learn")
         self.samples, self.tokens, self.packs = totals.rows, totals.inputs, True
 
+    def _beside(self, name: str) -> Path:
+        """Return the path of a file of the data set."""
+        return Path(self.path).parent / name
+
+    def _open_edges(self, meta: Meta) -> Ints | None:
+        """Return the first token of each file and the one after its last, in turns. Return None if documents have one file each.
+
+        Raises:
+            NielsCacheError: If documents have several files and the edges are missing, or are not those that meta.json lists.
+        """
+        name, files = file_edges_name(self.split), meta.get("files") or {}
+        if name not in files:
+            if "file_start" in (meta.get("source") or ()):
+                keep = 'build it again (--force), with "files" in keep'
+                raise NielsCacheError(f"{self.folder}: fim: its documents have several files, but {name} is missing; {keep}")
+            return None
+        edges = map_offsets(path := self._beside(name), DOC_ENDS_DTYPE)
+        if doc_ends_entry(edges) != files[name] or len(edges) % 2 or (len(edges) and edges[-1] > self._stream_ends[-1]):
+            raise NielsCacheError(f"{path}: not the file that meta.json lists; open it again if it was rebuilt, or rebuild this data set")
+        check_increasing(path, edges)
+        self._edges_sha256 = files[name]["sha256"]
+        return edges.view(IDX_DTYPE)
+
     @cached_property
     def fingerprint(self) -> str:
-        own, name = super().fingerprint, file_edges_name(self.split)
-        files = (self.meta or {}).get("files") or {}
-        return sha256_text(f"{own} {files[name]['sha256']}") if self._fim and name in files else own
+        own = super().fingerprint
+        return sha256_text(own + self._edges_sha256) if self._edges_sha256 else own
 
     def report(self) -> PlanTotals:
         """Return the counts of an epoch, as the split is now."""
         fileless = 0
-        if self._fim and (edges := self._cutting["edges"]) is not None:
+        if self._edges is not None:
             ends = np.asarray(self.doc_ends).view(IDX_DTYPE)
-            lengths = np.diff(ends, prepend=0)
-            first, last = find_files(edges, ends - lengths, lengths)
+            first, last = find_files(self._edges, ends - (lengths := np.diff(ends, prepend=0)), lengths)
             fileless = int((first > last).sum())
         return self._plan.totals._replace(fim_spelled=self._spelled, fim_fileless=fileless)
 
@@ -330,8 +349,8 @@ class PackedDocuments(PretrainWindows):
         bos = np.zeros_like(rows) if has_bos is None else has_bos.astype(IDX_DTYPE)
         lengths = lengths if has_bos is None else lengths + bos
         if fim is not None:
-            if (edges := self._cutting["edges"]) is not None:
-                first, last = find_files(edges, starts, lengths - bos)
+            if self._edges is not None:
+                first, last = find_files(self._edges, starts, lengths - bos)
                 fim &= first <= last
             fim &= spelled.searchsorted(starts) == spelled.searchsorted(starts + lengths - bos)
             lengths = lengths + GROWTH * fim

@@ -18,26 +18,15 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from niels_cache_runtime.cache.mmap import SlotTokens, check_doc_ends, check_offsets_form, map_doc_ends, map_file_edges
+from niels_cache_runtime.cache.mmap import SlotTokens, check_doc_ends, check_offsets_form, map_doc_ends
 from niels_cache_runtime.cache.opening import OpenedSplit
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import (
-    DOC_ENDS_DTYPE,
-    Bools,
-    Ints,
-    Split,
-    Tokens,
-    Uints,
-    doc_ends_name,
-    file_edges_name,
-    token_dtype_of,
-)
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Bools, Ints, Split, Tokens, Uints, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.packing.documents import PackedDocuments
 from niels_cache_runtime.loader.windows import PretrainWindows
@@ -336,12 +325,9 @@ class CopiedDocuments(PackedDocuments, CopiedWindows):
 
     arguments = (*(name for name in CopiedWindows.arguments if name != "stride"), "packing")
 
-    def _use(self, split: OpenedSplit) -> None:
-        path = self.build.path_in_copy(file_edges_name(self.split))
-        if path in self.build.files:
-            self.copy.pin([path])
-            split = replace(split, file_edges=map_file_edges(self.copy.folder / path, token_count=int(split.tokens.shard_lengths.sum())))
-        super()._use(split)
+    def _beside(self, name: str) -> Path:
+        self.copy.pin([self.build.path_in_copy(name)])
+        return super()._beside(name)
 
     @property
     def _plans(self) -> Path:
