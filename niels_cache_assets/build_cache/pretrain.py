@@ -27,6 +27,7 @@ from niels_cache_assets.streaming.intake import as_documents, in_lists, require_
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter, SplitPart
 from niels_cache_assets.streaming.types import BuildPosition, EncodedDocuments, ResumePoint, StreamPosition
+from niels_cache_assets.tokenizer.kinds import find_fim_tokens
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
@@ -231,6 +232,7 @@ class PretrainBuild(CacheBuild):
                 "dropped": dict(counts.dropped),
                 **({} if self.references is None else {"decontaminated_examples": overlaps}),
                 "facts": counts.facts,
+                **({"fim_tokens": found} if (found := find_fim_tokens(self.tokenizer)) else {}),
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
             }

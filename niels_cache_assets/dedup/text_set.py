@@ -198,17 +198,18 @@ class TextSet:
     Args:
         near: Minimum similarity of near texts, above 0 and below 1. If None, only equal texts match.
         ngrams: Limits of a match by 13-grams; by default there is no such match.
+        units: What a word is (signatures.py). With "code", all of each text is read.
         folder: Folder of the temporary file. If None, the system's folder.
     """
 
-    def __init__(self, *, near: float | None, ngrams: NGramLimits | None = None, folder: Path | None) -> None:
+    def __init__(self, *, near: float | None, ngrams: NGramLimits | None = None, units: str = "words", folder: Path | None) -> None:
         if near is not None and not 0 < near < 1:
             raise NielsCacheError(f"the threshold of near duplicates is {near}; it must be above 0 and below 1")
         self._near = near is not None
         self._threshold = 1.0 if near is None else near
         self._limits = ngrams
         self._head_share = _HEAD * (1 - self._threshold)
-        self._signer, self._ngram_signer = Signer(ngram=_SHINGLE), Signer(ngram=NGRAM)
+        self._signer, self._ngram_signer = Signer(ngram=_SHINGLE, units=units), Signer(ngram=NGRAM, units=units)
         self._spool = TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
         self._digests = TemporaryFile(dir=folder)  # noqa: SIM115
         self._known: set[bytes] = set()  # digests, for `add_new`
@@ -347,6 +348,8 @@ class TextSet:
 
         The words of the start, except the last one, are the first words of the text.
         """
+        if self._signer.units != "words":
+            return None  # `max_words` counts other words
         length = max(_MINIMAL_HEAD, math.ceil(len(text) * self._head_share))
         end = text.rfind(" ", 0, length) if length < 0.8 * len(text) else -1
         return text[:end] if end > 0 else None

@@ -106,7 +106,7 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Lo
     cut = {split: [*_cut_documents(members, split)] for split in SPLITS}
     return {
         **{key: members[-1].meta[key] for key in _SHARED},
-        **{key: members[-1].meta[key] for key in ("decontaminate", "keep") if key in members[-1].meta},
+        **{key: members[-1].meta[key] for key in ("decontaminate", "fim_tokens", "keep") if key in members[-1].meta},
         **{f"{split}_tokens": sum(member.count("tokens", split) for member in members) for split in SPLITS},
         **counted,
         "cut": {split: len(ordinals) for split, ordinals in cut.items()},

@@ -253,6 +253,18 @@ class BuildTokenizer:
             raise NielsCacheError(f"the tokenizer's special tokens share an id: {self.special_ids}; each needs its own")
 
 
+def find_fim_tokens(tokenizer: Any) -> dict[str, int]:
+    """Return the ids of the tokens for fill-in-the-middle, by `pre`, `suf` and `mid`. It is empty if a tokenizer has none that are known.
+
+    Args:
+        tokenizer: Any object. If it has no method `fim_id` (TextTokenizer), its tokens are not known.
+    """
+    from niels_cache_runtime.loader.packing.fim import KEYS, NAMES
+
+    every = ([tokenizer.fim_id(name) for name in names.split()] for names in NAMES if hasattr(tokenizer, "fim_id"))
+    return next((dict(zip(KEYS, ids, strict=True)) for ids in every if None not in ids), {})
+
+
 def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
     """Return the view of a tokenizer that the builders use.
 

@@ -16,6 +16,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from importlib.util import find_spec, module_from_spec
 from itertools import accumulate, pairwise
@@ -328,6 +329,14 @@ class TiktokenTokenizer(TextTokenizer):
     def token_id(self, token: str) -> int | None:
         """Return the id of a named special token, or None."""
         return self._ids_by_string.get(token)
+
+    def fim_id(self, token: str) -> int | None:
+        """Return the id of a token in the first known encoding with the same number of ranks and pattern, or None."""
+        ranks = read_ranks(self.ranks_path).ranks
+        every = (known_encoding(name, ranks, self.ranks_path) for name, size in ENCODINGS.items() if size == len(ranks))
+        with suppress(NielsCacheError):  # the installed tiktoken may lack one
+            return next((found.special_tokens.get(token) for found in every if found.pattern == self.pattern), None)
+        return None
 
     def special_names(self) -> list[str]:
         """Return the special tokens of the known encoding, and the named ones."""

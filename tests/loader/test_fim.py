@@ -366,7 +366,7 @@ def test_sentinels_are_found_by_name_and_settings_that_do_not_fit_are_refused(sp
         assert sentinels(pre=names[1], suf=3, mid=names[0]) == (22, 3, 21)
     for given, named in (
         ({"pre": "<x>", "suf": 1, "mid": 2}, "<x>"),
-        ({"pre": 1, "suf": 50, "mid": 2}, "from 0 to 49"),
+        ({"pre": 1, "suf": 65536, "mid": 2}, "from 0 to 65535"),
         ({"pre": 1, "suf": 1, "mid": 2}, "three different"),
         ({"pre": 1}, "give all or none"),
         ({"rate": 1.5}, "rate=1.5"),

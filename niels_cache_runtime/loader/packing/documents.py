@@ -128,7 +128,7 @@ class PackedDocuments(PretrainWindows):
         self._fim = dict(self.packing.changes).get("fim")
         if self._fim:
             meta = self.meta or {}
-            self.sentinels = find_sentinels(self._fim, Path(self.path).parent, meta.get("vocab_size", max_vocab_size(self._dtype)))
+            self.sentinels = find_sentinels(self._fim, Path(self.path).parent, meta.get("fim_tokens") or {}, max_vocab_size(self._dtype))
             bos, eot = isinstance(ids, dict) and ids.get("bos") is not None, meta.get("append_eot") is True
             self._edges = self._open_edges(meta)
             self._cutting = {"edges": self._edges, "bos": bos, "eot": eot, "spm_rate": self._fim["spm_rate"], "T": self.T}

@@ -30,8 +30,8 @@ from niels_cache_runtime.format.layout import Array, Bools, Ints, tokenizer_dir
 from niels_cache_runtime.format.safe_open import read_regular
 from niels_cache_runtime.loader.packing.document_plan import GROWTH, EpochKeys
 
-_KEYS = ("pre", "suf", "mid")
-_NAMES = (  # of pre, suf and mid
+KEYS = ("pre", "suf", "mid")
+NAMES = (  # of pre, suf and mid
     "<fim_prefix> <fim_suffix> <fim_middle>",  # StarCoder
     "<|fim_prefix|> <|fim_suffix|> <|fim_middle|>",  # Qwen, CodeGemma
     "<fim-prefix> <fim-suffix> <fim-middle>",  # SantaCoder
@@ -76,18 +76,21 @@ class FIM(NamesArguments):
             raise NielsCacheError(f"pre={self.pre!r}, suf={self.suf!r}, mid={self.mid!r}: must be three different tokens; give all or none")
 
 
-def find_sentinels(fim: Mapping[str, Any], dataset: Path, vocab_size: int) -> tuple[int, ...]:
+def find_sentinels(fim: Mapping[str, Any], dataset: Path, recorded: Mapping[str, Any], ids_of_dtype: int) -> tuple[int, ...]:
     """Return the ids of pre, suf and mid.
 
     Args:
         fim: The attributes of FIM.
         dataset: The folder of a data set. tokenizer/tokenizer.json is looked for in it, beside it, and in the root of a cache.
-        vocab_size: The number of ids of tokens.
+        recorded: `fim_tokens` of meta.json: the ids that count if the attributes name no token.
+        ids_of_dtype: How many ids tokens can have. The vocabulary of a cache may lack tokens that no text yields.
 
     Raises:
         NielsCacheError: If the tokenizer is unknown, damaged or without such tokens, and for an id out of range.
     """
-    given = tuple(fim[name] for name in _KEYS)
+    given = tuple(fim[name] for name in KEYS)
+    if given[0] is None and recorded.keys() >= {*KEYS}:
+        given = tuple(recorded[name] for name in KEYS)
     ids = {each: each for each in given if not isinstance(each, str | None)}
     paths = [tokenizer_dir(root) / "tokenizer.json" for root in (dataset, *dataset.parents[:2]) if len(ids) < 3]
     for path in filter(Path.is_file, paths):
@@ -96,11 +99,11 @@ def find_sentinels(fim: Mapping[str, Any], dataset: Path, vocab_size: int) -> tu
             ids |= {token["content"]: token["id"] for token in content["added_tokens"]}
         except (ValueError, TypeError, LookupError) as error:
             raise NielsCacheError(f"{path}: cannot be read ({error!r:.80}); restore it, or give FIM(pre=..., suf=..., mid=...)") from error
-    for names in map(str.split, _NAMES) if given[0] is None else [given]:
+    for names in map(str.split, NAMES) if given[0] is None else [given]:
         if ids.keys() >= {*names}:
-            return tuple(check_whole(f"fim: {key}", ids[name], most=vocab_size - 1) for key, name in zip(_KEYS, names, strict=True))
+            return tuple(check_whole(f"fim: {key}", ids[name], most=ids_of_dtype - 1) for key, name in zip(KEYS, names, strict=True))
     raise NielsCacheError(
-        f"fim: no tokenizer/tokenizer.json near {dataset} has the tokens "
+        f"fim: neither fim_tokens in {dataset}/meta.json nor a tokenizer/tokenizer.json near it has the tokens "
         f"{'of StarCoder, Qwen, DeepSeek or CodeLlama' if given[0] is None else given}; give their ids, FIM(pre=..., suf=..., mid=...)"
     )
 
