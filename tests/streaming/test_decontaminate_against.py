@@ -74,6 +74,7 @@ def test_texts_overlap_exactly_nearly_and_by_ngrams(tmp_path: Path) -> None:
     assert found(documents, [], tmp_path) == [None] * len(documents)
 
 
+READS = [("evals.jsonl", False), ("evals.jsonl", True), ("code.jsonl", True)]
 SOLUTION = (
     "    total = 0\n    for index, value in enumerate(values):\n        total += value*weights[index]\n    return total/len(values)\n"
 )
