@@ -74,7 +74,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey(
         "decontaminate_against",
         ("pretrain",),
-        "If train was also checked against other texts: thresholds, names of the data sets whose val split was used, `units` and code version",
+        "If train was also checked against other texts: thresholds, `units`, names of the data sets whose val was used, and code version",
     ),
     MetaKey(
         "decontaminated_examples",

@@ -9,7 +9,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,6 @@ class PackedDocuments(PretrainWindows):
     _arguments = ("T", "lot_tokens", "packing", "head")
     sentinels: tuple[int, ...] = ()  # the ids of <pre>, <suf> and <mid>
     _edges: Ints | None = None  # of files, for FIM
-    _edges_sha256 = ""
 
     def __init__(self, folder: str, *, packing: DocumentPacking, **windows: Any) -> None:
         self.packing = packing
@@ -160,13 +159,11 @@ class PackedDocuments(PretrainWindows):
         if doc_ends_entry(edges) != files[name] or len(edges) % 2 or (len(edges) and edges[-1] > self._stream_ends[-1]):
             raise NielsCacheError(f"{path}: not the file that meta.json lists; open it again if it was rebuilt, or rebuild this data set")
         check_increasing(path, edges)
-        self._edges_sha256 = files[name]["sha256"]
         return edges.view(IDX_DTYPE)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        own = super().fingerprint
-        return sha256_text(own + self._edges_sha256) if self._edges_sha256 else own
+    def fingerprint_of(self, meta: Meta) -> str:
+        own, edges = super().fingerprint_of(meta), meta["files"].get(file_edges_name(self.split))
+        return sha256_text(own + edges["sha256"]) if self._fim and edges else own
 
     def report(self) -> PlanTotals:
         """Return the counts of an epoch, as the split is now."""
