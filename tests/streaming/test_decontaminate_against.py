@@ -87,18 +87,22 @@ def test_code_is_compared_by_its_words_without_signs_and_blanks(tmp_path: Path) 
         SOLUTION,
         reformatted,
         f"{before}def mean(values):\n{reformatted}{after}",
+        before + SOLUTION.replace("\n", "  # a word of comment\n").replace("total = 0", '"""Another text"""\n    total = 0') + after,
         before + SOLUTION.replace("total", "result") + after,
-        SOLUTION.replace(" in ", '"in"'),  # a quote ends a word of code, and no word of prose
         before + after,
     ]
     kinds = [match and match.kind for match in found(documents, [SOLUTION], tmp_path, units="code")]
-    assert kinds == ["exact", "near", "ngrams", None, "near", None]
-    assert [match and match.kind for match in found(documents, [SOLUTION], tmp_path)][:3] == ["exact", None, None]
-    rows = {"prompt": "def mean(values):\n", "canonical_solution": SOLUTION, "test": "mean([1])"}, {"text": "Mean", "code": "x"}
+    assert kinds == ["exact", "ngrams", "ngrams", "ngrams", None, None]
+    assert [match and match.kind for match in found(documents, [SOLUTION], tmp_path)] == ["exact", *[None] * 5]
+    rows = (
+        {"prompt": 'def mean(values):\n    """Mean"""\n', "canonical_solution": SOLUTION, "test": "mean([1])"},
+        {"text": "Mean", "code": "x"},
+    )
     (tmp_path / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "code.jsonl").write_text('{"code": "x", "n": 1}\n')
     read = [[each.text for each in questions(str(tmp_path / name), with_code=code)] for name, code in READS]
-    assert read == [["def mean(values):\n", "Mean"], ["def mean(values):\n", SOLUTION, "Mean", "x"], ["x"]]
+    prompt, bare = rows[0]["prompt"], "def mean(values):\n     \n"
+    assert read == [[prompt, "Mean"], [prompt, SOLUTION, bare, "Mean", "x"], ["x"]]
 
 
 NEWS = 60

@@ -7,6 +7,7 @@ The name of a data set has no slash, dot or star. Everything else is a glob of f
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.config_path import is_name
 from niels_cache_assets.base.documents import Document
@@ -30,7 +31,7 @@ def questions(pattern: str, log: Callable[[str], None] = lambda message: None, *
     Args:
         pattern: The glob.
         log: Receives the name of an automatically chosen field.
-        with_code: Whether strings in CODE_FIELDS are texts too.
+        with_code: Whether strings in CODE_FIELDS are texts too, and each text without its comments.
 
     Raises:
         NielsCacheError: If no file matches, if a row has none of the fields, or if a file is not JSON Lines.
@@ -45,6 +46,8 @@ def questions(pattern: str, log: Callable[[str], None] = lambda message: None, *
                     f"{file.name}: line {row + 1} has no string in any of the fields {', '.join(fields)}, so its question is not "
                     "known; rename the field that has the question"
                 )
+            if with_code:
+                texts = [*dict.fromkeys([*texts, *filter(str.strip, map(load_beside("cleaning", "code").without_comments, texts))])]
             yield from (Document(text, file=file.name, row=row) for text in texts)
 
 
