@@ -103,10 +103,6 @@ class TextTokenizer(ABC):
     def token_id(self, token: str) -> int | None:
         """Return the id of a special token or a piece, given its string, or None."""
 
-    def fim_id(self, token: str) -> int | None:
-        """Return the id of a token for fill-in-the-middle, given its string, or None. It may be beyond `vocab_size`."""
-        return self.token_id(token)
-
     @abstractmethod
     def special_names(self) -> list[str]:
         """Return the strings of tokens that may be special: those that the file marks as special, then other added tokens."""

@@ -330,14 +330,6 @@ class TiktokenTokenizer(TextTokenizer):
         """Return the id of a named special token, or None."""
         return self._ids_by_string.get(token)
 
-    def fim_id(self, token: str) -> int | None:
-        """Return the id of a token in the first known encoding with the same number of ranks and pattern, or None."""
-        ranks = read_ranks(self.ranks_path).ranks
-        every = (known_encoding(name, ranks, self.ranks_path) for name, size in ENCODINGS.items() if size == len(ranks))
-        with suppress(NielsCacheError):  # the installed tiktoken may lack one
-            return next((found.special_tokens.get(token) for found in every if found.pattern == self.pattern), None)
-        return None
-
     def special_names(self) -> list[str]:
         """Return the special tokens of the known encoding, and the named ones."""
         return list(dict.fromkeys([*self._known, *self._ids_by_string]))
@@ -345,6 +337,19 @@ class TiktokenTokenizer(TextTokenizer):
     def save(self, folder: Path) -> None:
         (folder / TIKTOKEN_RANKS_NAME).write_bytes(read_ranks(self.ranks_path).content)
         (folder / _NAME).write_text(self.description, encoding="utf-8", newline="\n")
+
+
+def known_token_id(tokenizer: TiktokenTokenizer, token: str) -> int | None:
+    """Return the id of a token in the first known encoding with the ranks and the pattern of a tokenizer, or None.
+
+    The id may be beyond `vocab_size`.
+    """
+    path = tokenizer.ranks_path
+    ranks = read_ranks(path).ranks
+    every = (known_encoding(name, ranks, path) for name, size in ENCODINGS.items() if size == len(ranks))
+    with suppress(NielsCacheError):  # the installed tiktoken may lack one
+        return next((found.special_tokens.get(token) for found in every if found.pattern == tokenizer.pattern), None)
+    return None
 
 
 def _byte_spans(text: str, spans: Sequence[Span]) -> Sequence[Span]:

@@ -47,6 +47,15 @@ WEIGHTS_DTYPE = np.dtype("<f4")
 MAX_VOCAB_SIZE = 1 << 31  # of uint32 tokens, so that every id fits the int32 of Megatron's format
 IGNORE_INDEX = -100  # the default ignore_index of torch.nn.functional.cross_entropy
 
+FIM_KEYS = ("pre", "suf", "mid")
+FIM_NAMES = (  # the tokens for fill-in-the-middle, in this order
+    "<fim_prefix> <fim_suffix> <fim_middle>",  # StarCoder
+    "<|fim_prefix|> <|fim_suffix|> <|fim_middle|>",  # Qwen, CodeGemma
+    "<fim-prefix> <fim-suffix> <fim-middle>",  # SantaCoder
+    "<｜fim▁begin｜> <｜fim▁hole｜> <｜fim▁end｜>",  # DeepSeek
+    "▁<PRE> ▁<SUF> ▁<MID>",  # CodeLlama
+)
+
 META_NAME = "meta.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"  # beside the meta.json of an SFT data set, and in folders of tokenizers
 VAL_TEXTS = "val_texts"  # folder of the texts of a val that the parts of a data set are compared with; only the val part has it

@@ -26,18 +26,10 @@ import numpy as np
 
 from niels_cache_runtime.cache.checks import NamesArguments, check_choice, check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Array, Bools, Ints, tokenizer_dir
+from niels_cache_runtime.format.layout import FIM_KEYS, FIM_NAMES, Array, Bools, Ints, tokenizer_dir
 from niels_cache_runtime.format.safe_open import read_regular
 from niels_cache_runtime.loader.packing.document_plan import GROWTH, EpochKeys
 
-KEYS = ("pre", "suf", "mid")
-NAMES = (  # of pre, suf and mid
-    "<fim_prefix> <fim_suffix> <fim_middle>",  # StarCoder
-    "<|fim_prefix|> <|fim_suffix|> <|fim_middle|>",  # Qwen, CodeGemma
-    "<fim-prefix> <fim-suffix> <fim-middle>",  # SantaCoder
-    "<｜fim▁begin｜> <｜fim▁hole｜> <｜fim▁end｜>",  # DeepSeek
-    "▁<PRE> ▁<SUF> ▁<MID>",  # CodeLlama
-)
 _MOST_BYTES = 1 << 30
 
 
@@ -88,9 +80,9 @@ def find_sentinels(fim: Mapping[str, Any], dataset: Path, recorded: Mapping[str,
     Raises:
         NielsCacheError: If the tokenizer is unknown, damaged or without such tokens, and for an id out of range.
     """
-    given = tuple(fim[name] for name in KEYS)
-    if given[0] is None and recorded.keys() >= {*KEYS}:
-        given = tuple(recorded[name] for name in KEYS)
+    given = tuple(fim[name] for name in FIM_KEYS)
+    if given[0] is None and recorded.keys() >= {*FIM_KEYS}:
+        given = tuple(recorded[name] for name in FIM_KEYS)
     ids = {each: each for each in given if not isinstance(each, str | None)}
     paths = [tokenizer_dir(root) / "tokenizer.json" for root in (dataset, *dataset.parents[:2]) if len(ids) < 3]
     for path in filter(Path.is_file, paths):
@@ -99,9 +91,9 @@ def find_sentinels(fim: Mapping[str, Any], dataset: Path, recorded: Mapping[str,
             ids |= {token["content"]: token["id"] for token in content["added_tokens"]}
         except (ValueError, TypeError, LookupError) as error:
             raise NielsCacheError(f"{path}: cannot be read ({error!r:.80}); restore it, or give FIM(pre=..., suf=..., mid=...)") from error
-    for names in map(str.split, NAMES) if given[0] is None else [given]:
+    for names in map(str.split, FIM_NAMES) if given[0] is None else [given]:
         if ids.keys() >= {*names}:
-            return tuple(check_whole(f"fim: {key}", ids[name], most=ids_of_dtype - 1) for key, name in zip(KEYS, names, strict=True))
+            return tuple(check_whole(f"fim: {key}", ids[name], most=ids_of_dtype - 1) for key, name in zip(FIM_KEYS, names, strict=True))
     raise NielsCacheError(
         f"fim: neither fim_tokens in {dataset}/meta.json nor a tokenizer/tokenizer.json near it has the tokens "
         f"{'of StarCoder, Qwen, DeepSeek or CodeLlama' if given[0] is None else given}; give their ids, FIM(pre=..., suf=..., mid=...)"
