@@ -75,7 +75,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey(
         "decontaminate_against",
         ("pretrain",),
-        "If train was also checked against other texts: thresholds, names of the data sets whose val split was used, and code version",
+        "If train was also checked against other texts: thresholds, `units`, names of the data sets whose val was used, and code version",
     ),
     MetaKey(
         "decontaminated_examples",
@@ -95,6 +95,7 @@ META_KEYS: tuple[MetaKey, ...] = (
         "are `near` copies at this Jaccard `threshold`; the kind of copies that the settings should have kept out (`prevents`); and the "
         "first 20 `pairs`. Caches from the public builders, parts and single splits lack it",
     ),
+    MetaKey("fim_tokens", ("pretrain",), "Token ids of `pre`, `suf` and `mid` for fill-in-the-middle, if the tokenizer has known ones"),
     MetaKey("keep", ("pretrain", "corpus"), "Source columns stored with the documents; omitted if there are none"),
     # Tokens
     MetaKey("token_dtype", _FAMILIES, "`uint16-le`, or `uint32-le` for a vocabulary of more than 65,536 ids"),

@@ -57,6 +57,12 @@ _GENERATED = re.compile(
     re.IGNORECASE,
 )
 _WORD = re.compile(r"\w+")
+_STRING = r"""(?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
+_COMMENTS = {  # by whether lines end as in C, and not as in Python; texts in three quotes are comments of Python
+    True: re.compile(rf"{_STRING}|//[^\n]*|/\*.*?\*/", re.DOTALL),
+    False: re.compile(rf"(?P<quotes>\"\"\"|\'\'\').*?(?P=quotes)|{_STRING}|#[^\n]*", re.DOTALL),
+}
+_ENDS_OF_C, _ENDS_OF_PYTHON = re.compile(r"[;{}][ \t]*$", re.MULTILINE), re.compile(r":[ \t]*$", re.MULTILINE)
 _FIRST_LINES = 5
 _FIRST_CHARACTERS = 2_000
 _MINIFIED_NAME = re.compile(r".*[.-]min\.(?:js|mjs|css)", re.IGNORECASE)
@@ -178,6 +184,20 @@ def compared(texts: Sequence[str]) -> tuple[list[bytes], Bytes, Ints]:
     words = [" ".join(_WORD.findall(text)).encode("utf-8", "surrogatepass") for text in texts]
     ends = np.cumsum([len(each) + 1 for each in words], dtype=np.int64) - 1
     return contents, np.frombuffer(b" ".join(words) + b" " * (1 + PADDING), dtype=np.uint8).copy(), ends
+
+
+def without_comments(text: str) -> str:
+    """Return code without its comments and, if its lines end as in Python, without texts in three quotes.
+
+    No language is known, so whether more lines end with ; { } or with : decides between comments of C and of Python.
+    """
+    comments = _COMMENTS[len(_ENDS_OF_C.findall(text)) > len(_ENDS_OF_PYTHON.findall(text))]
+    return comments.sub(lambda match: match["string"] or " ", text)
+
+
+def with_and_without_comments(text: str) -> str:
+    """Return code, and then the same code without its comments, so that both forms are found in it."""
+    return f"{text}\n{without_comments(text)}"
 
 
 @step(version=1, identity="version")

@@ -34,6 +34,7 @@ from niels_cache_runtime.format.layout import (
     dataset_dir,
     doc_ends_name,
     entries_per_example,
+    file_edges_name,
     has_pairs,
     idx_name,
     target_ends_name,
@@ -111,7 +112,10 @@ class CacheSplit:
         self._words = _WORDS["pairs" if has_pairs(meta) else dataset.family]
         prefixes = (
             f"{split}/",
-            *(name(split) for name in (doc_ends_name, tokens_name, idx_name, targets_name, target_ends_name, target_weights_name)),
+            *(
+                name(split)
+                for name in (doc_ends_name, file_edges_name, tokens_name, idx_name, targets_name, target_ends_name, target_weights_name)
+            ),
         )
         if is_foreign(meta):
             found = find_files(Path(dataset.folder)).sizes

@@ -20,6 +20,7 @@ from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, a
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
@@ -449,6 +450,7 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
         decontaminate=source.decontaminate,
         decontaminate_threshold=source.decontaminate_threshold,
         keep=(*kept_columns(source, spec.registry.pretrain), *source.cut_columns),
+        edges=load_beside("corpora", "code.edges").edge_finder(source, spec.registry.pretrain, spec.tokenizer),
         **own,
     )
 

@@ -93,6 +93,8 @@ class DocumentBatch:
         characters: The length of each text in characters, (n,) int64.
         title: The titles, an object array (n,) of str or None, or None instead of the array if no document has a title.
         kept: The kept values as JSON, an object array (n,) of str or None, or None instead of the array if no document has any.
+        edges: After encoding, the first token of each file of a document and the token after its last, in turns, counted from the first
+            token of the document: an object array (n,) of int64 arrays. None if the documents have one file each.
     """
 
     text: Strings | Objects
@@ -103,6 +105,7 @@ class DocumentBatch:
     characters: Ints
     title: Objects | None = None
     kept: Objects | None = None
+    edges: Objects | None = None
 
     @classmethod
     def of(cls, documents: Sequence[Document] | DocumentBatch) -> DocumentBatch:

@@ -27,6 +27,7 @@ from niels_cache_assets.streaming.intake import as_documents, in_lists, require_
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter, SplitPart
 from niels_cache_assets.streaming.types import BuildPosition, EncodedDocuments, ResumePoint, StreamPosition
+from niels_cache_assets.tokenizer.kinds import find_fim_tokens
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
@@ -143,6 +144,7 @@ class PretrainBuild(CacheBuild):
     references: "ReferenceTexts | None" = None
     needs_train: bool = True  # False: a part of a data set, whose files may hold no document for train
     keep: tuple[str, ...] = ()  # columns whose values are kept in lineage
+    edges: Any = None  # see DocumentEncoder
 
     def __post_init__(self) -> None:
         require_whole_numbers(
@@ -203,6 +205,7 @@ class PretrainBuild(CacheBuild):
                 state=state.writer,
                 files=finished,
                 has_kept_values=bool(self.keep),
+                has_edges=self.edges is not None,
             ) as writer,
             open_guard(
                 self.decontaminate,
@@ -229,6 +232,7 @@ class PretrainBuild(CacheBuild):
                 "dropped": dict(counts.dropped),
                 **({} if self.references is None else {"decontaminated_examples": overlaps}),
                 "facts": counts.facts,
+                **({"fim_tokens": found} if (found := find_fim_tokens(self.tokenizer)) else {}),
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
             }
@@ -243,6 +247,7 @@ class PretrainBuild(CacheBuild):
             threads=self.threads,
             append_eot=self.append_eot,
             raise_on_collision=self.on_collision == "raise",
+            edges=self.edges,
         )
 
     def _encode_until_budgets_met(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:

@@ -1,4 +1,4 @@
-"""A writer of the files of a pretrain cache: shards, document ends and lineage of both splits. The builder writes meta.json."""
+"""A writer of a pretrain cache: shards, document ends, edges of files and lineage of both splits. The builder writes meta.json."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.table_file import TEXT_HASH
@@ -46,7 +47,16 @@ class WriterState:
 
 class _SplitWriter:
     def __init__(
-        self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files, state: SplitState, has_kept_values: bool
+        self,
+        root: Path,
+        split: Split,
+        *,
+        dtype: np.dtype,
+        shard_bytes: int,
+        files: Files,
+        state: SplitState,
+        has_kept_values: bool,
+        has_edges: bool,
     ) -> None:
         schema = {**LINEAGE, TEXT_HASH: "int64", **(KEPT if has_kept_values else {})}
         self.shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
@@ -58,6 +68,9 @@ class _SplitWriter:
                 self._lineage.write_batch(rows)
         self.characters = state.characters
         self.cut = state.cut
+        self._edges: list[Any] = []
+        if has_edges:
+            self._edges = [load_beside("corpora", "code.edges").EdgeWriter(root, split, files, is_resumed=state.documents > 0)]
 
     @property
     def bytes(self) -> int:
@@ -67,13 +80,15 @@ class _SplitWriter:
         if part.cut is not None:
             self.cut = self.doc_ends.items + part.cut
         self.doc_ends.write(np.cumsum(part.lengths) + self.shards.tokens)
+        for writer in self._edges:
+            writer.write_part(part, before=self.shards.tokens)
         self.shards.write(part.tokens)
         self._lineage.write_batch(self._spool.write(part.lineage))
         self.characters += part.characters
 
     @property
     def unfinished(self) -> list[HashedFile]:
-        return [*self.shards.unfinished, self.doc_ends, self._spool]
+        return [*self.shards.unfinished, self.doc_ends, self._spool, *self._edges]
 
     @property
     def state(self) -> SplitState:
@@ -89,6 +104,8 @@ class _SplitWriter:
         self.shards.seal()
         self.doc_ends.seal()
         self._lineage.seal()
+        for writer in self._edges:
+            writer.seal()
 
     def abandon(self) -> None:
         for part in self.unfinished:
@@ -106,6 +123,7 @@ class PretrainWriter:
         state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint.
         files: The files that were finished at this checkpoint.
         has_kept_values: Whether lineage has the kept values of documents.
+        has_edges: Whether documents have edges of files.
     """
 
     def __init__(
@@ -117,6 +135,7 @@ class PretrainWriter:
         state: WriterState,
         files: Files,
         has_kept_values: bool,
+        has_edges: bool = False,
     ) -> None:
         self.files: Files = dict(files)
         self._splits: dict[Split, _SplitWriter] = {
@@ -128,6 +147,7 @@ class PretrainWriter:
                 files=self.files,
                 state=state.splits[split],
                 has_kept_values=has_kept_values,
+                has_edges=has_edges,
             )
             for split in SPLITS
         }

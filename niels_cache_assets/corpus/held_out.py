@@ -214,7 +214,7 @@ def reference_texts(
                     yield ReferenceOrigin(name, document.file, document.row), document.text
         for pattern in source.decontaminate_against:
             if not is_name(pattern):
-                for question in questions(pattern, context.log):
+                for question in questions(pattern, context.log, with_code=source.decontaminate_units == "code"):
                     if not has_lone_surrogate(question.text):
                         yield ReferenceOrigin("", question.file, question.row), question.text
 
@@ -224,6 +224,7 @@ def reference_texts(
         threshold=source.decontaminate_threshold,
         share=source.decontaminate_share,
         run=source.decontaminate_words,
+        units=source.decontaminate_units,
     )
 
 

@@ -45,6 +45,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.dedup.canonical import BLANK, code_points
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Shingles, Signer
 from niels_cache_runtime.errors import NielsCacheError
@@ -198,17 +199,19 @@ class TextSet:
     Args:
         near: Minimum similarity of near texts, above 0 and below 1. If None, only equal texts match.
         ngrams: Limits of a match by 13-grams; by default there is no such match.
+        units: What a word of a 13-gram is (signatures.py). With "code", a run of words may also be one without the comments between them.
         folder: Folder of the temporary file. If None, the system's folder.
     """
 
-    def __init__(self, *, near: float | None, ngrams: NGramLimits | None = None, folder: Path | None) -> None:
+    def __init__(self, *, near: float | None, ngrams: NGramLimits | None = None, units: str = "words", folder: Path | None) -> None:
         if near is not None and not 0 < near < 1:
             raise NielsCacheError(f"the threshold of near duplicates is {near}; it must be above 0 and below 1")
         self._near = near is not None
         self._threshold = 1.0 if near is None else near
         self._limits = ngrams
         self._head_share = _HEAD * (1 - self._threshold)
-        self._signer, self._ngram_signer = Signer(ngram=_SHINGLE), Signer(ngram=NGRAM)
+        self._signer, self._ngram_signer = Signer(ngram=_SHINGLE), Signer(ngram=NGRAM, units=units)
+        self._units = units
         self._spool = TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
         self._digests = TemporaryFile(dir=folder)  # noqa: SIM115
         self._known: set[bytes] = set()  # digests, for `add_new`
@@ -276,7 +279,10 @@ class TextSet:
                 matches[index] = match
         if self._limits is not None and self._ngram_counts.any():
             rest = [index for index, match in enumerate(matches) if match is None]
-            shingles = self._ngram_signer.shingle([texts[index] for index in rest])
+            left = [texts[index] for index in rest]
+            if self._units == "code":
+                left = [*map(load_beside("cleaning", "code").with_and_without_comments, left)]
+            shingles = self._ngram_signer.shingle(left)
             is_hit = self._by_ngram.has(shingles.hashes)
             for index, start, end in zip(rest, [0, *shingles.ends.tolist()], shingles.ends.tolist(), strict=False):
                 if is_hit[start:end].any():
@@ -299,10 +305,12 @@ class TextSet:
             firsts = self._prefix_lengths(sizes)
             self._prefixes.add(_first_hashes(hashes, sizes, firsts), firsts)
         if self._limits is not None:
-            grams, gram_ends = self._ngram_signer.shingle([texts[index] for index in chosen.tolist()]).sets
+            new = [texts[index] for index in chosen.tolist()]
+            grams, gram_ends = self._ngram_signer.shingle(new).sets
             gram_sizes = np.diff(gram_ends, prepend=0)
             # a text of fewer words has one shingle of all its words
-            firsts = np.where(_counts(shingles)[chosen] > NGRAM - _SHINGLE, gram_sizes, 0)
+            words = _counts(shingles)[chosen] if self._units == "words" else _counts(Signer(ngram=_SHINGLE, units="code").shingle(new))
+            firsts = np.where(words > NGRAM - _SHINGLE, gram_sizes, 0)
             self._grams.add(_first_hashes(grams, gram_sizes, firsts), firsts)
         self._spool.write(hashes.data)
 

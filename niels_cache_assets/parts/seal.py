@@ -21,7 +21,16 @@ from niels_cache_assets.disk.writers import Files, NpyWriter
 from niels_cache_assets.parts.lease import Log
 from niels_cache_runtime.cache.mmap import map_offsets
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc_ends_name, documents_folder, documents_name, shard_name
+from niels_cache_runtime.format.layout import (
+    DOC_ENDS_DTYPE,
+    SPLITS,
+    Split,
+    doc_ends_name,
+    documents_folder,
+    documents_name,
+    file_edges_name,
+    shard_name,
+)
 from niels_cache_runtime.format.meta import Meta, content_sha256, cut_ordinals
 
 CODE_VERSION = "1"  # increment if a seal of the same parts writes different bytes
@@ -87,14 +96,17 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Lo
             for path in member.shards(split):
                 add(member, path, f"{split}/{shard_name(number)}")
                 number += 1
-        write_blocks(NpyWriter(directory, doc_ends_name(split), DOC_ENDS_DTYPE, files), _doc_ends(members, split))
+        write_blocks(NpyWriter(directory, doc_ends_name(split), DOC_ENDS_DTYPE, files), _offsets(members, split, doc_ends_name(split)))
+        name = file_edges_name(split)
+        if all(name in member.meta["files"] for member in members):
+            write_blocks(NpyWriter(directory, name, DOC_ENDS_DTYPE, files), _offsets(members, split, name))
         for member, name in _lineage(members, split):
             add(member, documents_name(split), name)
     counted = {key: {split: sum(member.count(key, split) for member in members) for split in SPLITS} for key in ("documents", "characters")}
     cut = {split: [*_cut_documents(members, split)] for split in SPLITS}
     return {
         **{key: members[-1].meta[key] for key in _SHARED},
-        **{key: members[-1].meta[key] for key in ("decontaminate", "keep") if key in members[-1].meta},
+        **{key: members[-1].meta[key] for key in ("decontaminate", "fim_tokens", "keep") if key in members[-1].meta},
         **{f"{split}_tokens": sum(member.count("tokens", split) for member in members) for split in SPLITS},
         **counted,
         "cut": {split: len(ordinals) for split, ordinals in cut.items()},
@@ -180,15 +192,16 @@ def write_blocks(writer: NpyWriter, blocks: Iterable[np.ndarray]) -> None:
             writer.write(block)
 
 
-def _doc_ends(members: Sequence[SealInput], split: Split) -> Iterator[np.ndarray]:
-    """Yield the document ends of a split in blocks, each shifted by the number of tokens before its part."""
+def _offsets(members: Sequence[SealInput], split: Split, name: str) -> Iterator[np.ndarray]:
+    """Yield the offsets of a split in blocks, each shifted by the number of tokens before its part."""
     before = 0
     for member in members:
         if split not in member.splits:
             continue
-        path, tokens = member.directory / doc_ends_name(split), member.count("tokens", split)
+        path, tokens = member.directory / name, member.count("tokens", split)
         ends = map_offsets(path, DOC_ENDS_DTYPE)
-        if (int(ends[-1]) if len(ends) else 0) != tokens or len(ends) != member.count("documents", split):
+        is_wrong = (int(ends[-1]) if len(ends) else 0) != tokens or len(ends) != member.count("documents", split)
+        if is_wrong and name == doc_ends_name(split):
             raise NielsCacheError(
                 f'{path}: does not fit the meta.json beside it; set verify_parts = "sha256" in [build], and build {member.name} again'
             )

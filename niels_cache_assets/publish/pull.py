@@ -43,6 +43,7 @@ from niels_cache_runtime.format.layout import (
     documents_folder,
     documents_name,
     examples_name,
+    file_edges_name,
     idx_name,
     span_names,
     target_ends_name,
@@ -246,7 +247,8 @@ def only_split(meta: Meta, split: Split) -> tuple[Meta, dict[str, bytes]]:
 
 
 def _is_of(path: str, split: Split) -> bool:
-    of_split = (doc_ends_name, documents_name, tokens_name, idx_name, targets_name, target_ends_name, target_weights_name, examples_name)
+    of_pretrain = (doc_ends_name, file_edges_name, documents_name)
+    of_split = (*of_pretrain, tokens_name, idx_name, targets_name, target_ends_name, target_weights_name, examples_name)
     return path in (name(split) for name in of_split) or path.startswith((f"{split}/", f"{documents_folder(split)}/"))
 
 

@@ -41,7 +41,7 @@ Converted = tuple[list[Document], DropReport, list[tuple[str, Document]]]  # wha
 CONVERT = -1  # in marks of calls, instead of the number of a step
 PrepareStep = Literal["clean", "dedup", "lines", "spans"]
 REPEATS: tuple[PrepareStep, ...] = ("lines", "spans")  # the steps that cut repeated text out of corpora, in this order
-_DECONTAMINATION = {f"decontaminate{key}" for key in ("", "_threshold", "_against", "_share", "_words")}
+_DECONTAMINATION = {f"decontaminate{key}" for key in ("", "_threshold", "_against", "_share", "_words", "_units")}
 
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the data, not its identity: the revision is a digest of the content
 
@@ -365,6 +365,8 @@ class PretrainSource(Source):
     """Drop train documents that contain this share of the 13-grams of a text in `decontaminate_against`"""
     decontaminate_words: int = Field(50, ge=13)
     """Drop train documents that contain this many consecutive words of a text in `decontaminate_against`"""
+    decontaminate_units: Literal["words", "code"] = "words"
+    """'code' compares names, numbers and keywords of code with those in `decontaminate_against`, and reads its solutions too"""
     parts: PositiveInt = 1
     """Number of parts, which several processes can build in parallel"""
     tokens_in_parts: bool = False

@@ -66,6 +66,7 @@ class ReferenceTexts:
         threshold: The Jaccard similarity from which a document is near a text (dedup/text_set.py).
         share: The share of the 13-grams of a text from which a document matches it (dedup/text_set.py).
         run: The number of consecutive words of a text from which a document matches it (dedup/text_set.py).
+        units: What a word is (dedup/signatures.py).
     """
 
     identity: Identity
@@ -73,6 +74,7 @@ class ReferenceTexts:
     threshold: float
     share: float
     run: int
+    units: str = "words"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,8 @@ def references_identity(source: "PretrainSource", *, seed: int) -> Identity:
     settings = {"threshold": source.decontaminate_threshold, "share": source.decontaminate_share, "words": source.decontaminate_words}
     names = [name for name in source.decontaminate_against if is_name(name)]
     others = {"data_sets": names, "seed": seed} if names else {}
-    return {"decontaminate_against": {**settings, **others, "code_version": REFERENCES_VERSION}}
+    units = {} if source.decontaminate_units == "words" else {"units": source.decontaminate_units}
+    return {"decontaminate_against": {**settings, **others, **units, "code_version": REFERENCES_VERSION}}
 
 
 @contextmanager
@@ -140,7 +143,8 @@ def open_references(references: ReferenceTexts, *, folder: Path) -> Iterator[Scr
     from niels_cache_assets.dedup.text_set import NGramLimits, TextSet
 
     origins = list[ReferenceOrigin]()
-    with TextSet(near=references.threshold, ngrams=NGramLimits(references.share, references.run), folder=folder) as texts:
+    limits = NGramLimits(references.share, references.run)
+    with TextSet(near=references.threshold, ngrams=limits, units=references.units, folder=folder) as texts:
         for chunk in in_lists(references.texts()):
             texts.add([text for _, text in chunk])
             origins += [origin for origin, _ in chunk]

@@ -82,6 +82,7 @@ class DocumentEncoder:
         threads: The number of threads that encode. None: one for each available core.
         append_eot: Whether each document ends with one EOT.
         raise_on_collision: Whether a text that contains a special token is an error. Otherwise it is dropped and counted.
+        edges: Finds the edges of the files of documents (niels_cache_corpora/code/edges.py). None if documents have one file each.
     """
 
     tokenizer: BuildTokenizer
@@ -89,6 +90,7 @@ class DocumentEncoder:
     threads: int | None
     append_eot: bool = True
     raise_on_collision: bool = False
+    edges: Any = None
 
     def encode(
         self,
@@ -141,6 +143,8 @@ class DocumentEncoder:
         if special is not None and self.raise_on_collision:
             raise NielsCacheError(f"{name_of(int(special.argmax()))}: the text contains a special token; remove it")
         ids, lengths, drops = encoded.ids, encoded.lengths, DropReport()
+        if self.edges is not None:
+            documents = self.edges.with_edges(documents, texts, ids, lengths, first=int(tokenizer.bos is not None))
         empty = None if self.append_eot or lengths.all() else lengths == 0
         keep = np.ones(len(documents), dtype=bool)
         for reason, found in ((INVALID_UNICODE, encoded.invalid), (COLLISION, special), (EMPTY, empty)):

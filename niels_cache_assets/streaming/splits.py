@@ -30,7 +30,8 @@ class SplitPart:
     The texts are not held here, so that their memory can be freed before the documents are written.
 
     Attributes:
-        lineage: The columns of lineage (build_cache/pretrain_writer.py), with the kept values even if lineage does not have them.
+        lineage: The columns of lineage (build_cache/pretrain_writer.py), with the kept values and the edges of files even if lineage does
+            not have them.
         tokens: (tokens,) of the cache's dtype, one document after the other.
         lengths: (n,) int64, the number of tokens of each document.
         characters: The length of all texts.
@@ -158,6 +159,7 @@ def _split_part(batch: EncodedDocuments, chosen: np.ndarray | slice, tokens: np.
         "tokens": lengths,
         TEXT_HASH: batch.hashes[chosen],
         "kept": np.full(len(lengths), None, dtype=object) if documents.kept is None else documents.kept[chosen],
+        "edges": documents.edges if documents.edges is None else documents.edges[chosen],
     }
     return SplitPart(lineage=lineage, tokens=tokens, lengths=lengths, characters=int(documents.characters[chosen].sum()), cut=cut)
 

@@ -6,7 +6,7 @@ document. Training is in training.py.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +19,12 @@ from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer, concatenat
 from niels_cache_assets.tokenizer.hub import fetch_model
 from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.settings import TokenizerSettings, infer_model_kind
-from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
+from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, known_token_id
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
+    FIM_KEYS,
+    FIM_NAMES,
     MAX_VOCAB_SIZE,
     META_NAME,
     TOKENIZER_MODEL_NAME,
@@ -251,6 +253,19 @@ class BuildTokenizer:
             raise NielsCacheError(f"the tokenizer has no special token for {', '.join(missing)}; add them (special_token_ids)")
         if len({self.special_ids[key] for key in keys}) != len(keys):
             raise NielsCacheError(f"the tokenizer's special tokens share an id: {self.special_ids}; each needs its own")
+
+
+def find_fim_tokens(tokenizer: Any) -> dict[str, int]:
+    """Return the ids of the tokens for fill-in-the-middle, by `pre`, `suf` and `mid`. It is empty if a tokenizer has none that are known.
+
+    Args:
+        tokenizer: Any object. If it is no TextTokenizer, its tokens are not known.
+    """
+    if not isinstance(tokenizer, TextTokenizer):
+        return {}
+    find = partial(known_token_id, tokenizer) if isinstance(tokenizer, TiktokenTokenizer) else tokenizer.token_id
+    every = ([find(name) for name in names.split()] for names in FIM_NAMES)
+    return next((dict(zip(FIM_KEYS, ids, strict=True)) for ids in every if None not in ids), {})
 
 
 def view_tokenizer(tokenizer: Any) -> BuildTokenizer:

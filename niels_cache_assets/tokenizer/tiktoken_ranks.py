@@ -16,6 +16,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from importlib.util import find_spec, module_from_spec
 from itertools import accumulate, pairwise
@@ -336,6 +337,19 @@ class TiktokenTokenizer(TextTokenizer):
     def save(self, folder: Path) -> None:
         (folder / TIKTOKEN_RANKS_NAME).write_bytes(read_ranks(self.ranks_path).content)
         (folder / _NAME).write_text(self.description, encoding="utf-8", newline="\n")
+
+
+def known_token_id(tokenizer: TiktokenTokenizer, token: str) -> int | None:
+    """Return the id of a token in the first known encoding with the ranks and the pattern of a tokenizer, or None.
+
+    The id may be beyond `vocab_size`.
+    """
+    path = tokenizer.ranks_path
+    ranks = read_ranks(path).ranks
+    every = (known_encoding(name, ranks, path) for name, size in ENCODINGS.items() if size == len(ranks))
+    with suppress(NielsCacheError):  # the installed tiktoken may lack one
+        return next((found.special_tokens.get(token) for found in every if found.pattern == tokenizer.pattern), None)
+    return None
 
 
 def _byte_spans(text: str, spans: Sequence[Span]) -> Sequence[Span]:

@@ -47,6 +47,15 @@ WEIGHTS_DTYPE = np.dtype("<f4")
 MAX_VOCAB_SIZE = 1 << 31  # of uint32 tokens, so that every id fits the int32 of Megatron's format
 IGNORE_INDEX = -100  # the default ignore_index of torch.nn.functional.cross_entropy
 
+FIM_KEYS = ("pre", "suf", "mid")
+FIM_NAMES = (  # the tokens for fill-in-the-middle, in this order
+    "<fim_prefix> <fim_suffix> <fim_middle>",  # StarCoder
+    "<|fim_prefix|> <|fim_suffix|> <|fim_middle|>",  # Qwen, CodeGemma
+    "<fim-prefix> <fim-suffix> <fim-middle>",  # SantaCoder
+    "<｜fim▁begin｜> <｜fim▁hole｜> <｜fim▁end｜>",  # DeepSeek
+    "▁<PRE> ▁<SUF> ▁<MID>",  # CodeLlama
+)
+
 META_NAME = "meta.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"  # beside the meta.json of an SFT data set, and in folders of tokenizers
 VAL_TEXTS = "val_texts"  # folder of the texts of a val that the parts of a data set are compared with; only the val part has it
@@ -188,6 +197,14 @@ def doc_ends_name(split: str) -> str:
     return f"{split}_doc_ends.npy"
 
 
+def file_edges_name(split: str) -> str:
+    """Return the name of the uint64 .npy file that a split with documents of several files has, such as repositories.
+
+    It holds the first token of each file in the split's token stream, and the token after its last one, in turns. They increase strictly.
+    """
+    return f"{split}_file_edges.npy"
+
+
 def documents_name(split: Split) -> str:
     """Return the name of the Parquet file that has ordinal, source_id, file, row and tokens of every document of the split."""
     return f"{split}_documents.parquet"
@@ -254,7 +271,8 @@ def is_cache_file(path: str) -> bool:
         return is_shard_name(name)
     if folder:
         return folder in map(documents_folder, SPLITS) and name.endswith(".parquet") and not name.startswith(".")
-    names = (doc_ends_name, documents_name, tokens_name, idx_name, targets_name, target_ends_name, target_weights_name, examples_name)
+    of_pretrain = (doc_ends_name, file_edges_name, documents_name)
+    names = (*of_pretrain, tokens_name, idx_name, targets_name, target_ends_name, target_weights_name, examples_name)
     return name == CHAT_TEMPLATE_NAME or name in {name_of(split) for name_of in names for split in SPLITS}
 
 

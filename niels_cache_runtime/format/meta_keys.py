@@ -52,7 +52,7 @@ _KEYS = {  # by form; a key has the same form in all kinds of folders
     "text or null": "fingerprint dataset_name dataset_config dataset_revision split_rule tokenizer_sha256",
     "a whole number or null": "seed vocab_size shard_bytes",
     "a list of tables": "decontaminated_examples parts",
-    "a table of whole numbers": "targets documents characters bytes cut dropped dropped_by_source languages",
+    "a table of whole numbers": "targets documents characters bytes cut dropped dropped_by_source languages fim_tokens",
     "a table or null": "cleaning signatures",
 }
 FORM_OF = {name: form for form, names in _KEYS.items() for name in names.split()}

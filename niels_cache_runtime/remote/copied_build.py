@@ -17,6 +17,7 @@ from niels_cache_runtime.format.layout import (
     SPLITS,
     Split,
     doc_ends_name,
+    file_edges_name,
     idx_name,
     shard_name,
     span_names,
@@ -83,11 +84,11 @@ class CopiedBuild:
         return [shards[f"{split}/{shard_name(index)}"] for index in range(len(shards))]
 
     def split_files(self, split: Split) -> list[str]:
-        """Return the files of a split, relative to the data set, with the document ends of a pretrain split."""
+        """Return the files of a split, relative to the data set, with the document ends and the edges of files of a pretrain split."""
         if self.record.family == "sft":
             return [tokens_name(split), idx_name(split), *span_names(self.published.meta, split)]
-        ends = doc_ends_name(split)
-        return [*(file.path for file in self.shards(split)), *([ends] if ends in self.published.meta["files"] else [])]
+        beside = (doc_ends_name(split), file_edges_name(split))
+        return [*(file.path for file in self.shards(split)), *(name for name in beside if name in self.published.meta["files"])]
 
     def chosen(self, paths: Collection[str]) -> list[str]:
         """Return the files with these paths.

@@ -28,6 +28,7 @@ from niels_cache_runtime.format.layout import (
     Tokens,
     doc_ends_name,
     earlier_metas,
+    file_edges_name,
     idx_name,
     shard_name,
     target_ends_name,
@@ -40,7 +41,9 @@ from niels_cache_runtime.remote.split_location import Copy, SplitLocation
 
 STATE_VERSION = 1
 
-_OFFSET_FILES = {name(split) for name in (doc_ends_name, idx_name, target_ends_name) for split in SPLITS}  # 1-D, but no tokens
+_OFFSET_FILES = {
+    name(split) for name in (doc_ends_name, file_edges_name, idx_name, target_ends_name) for split in SPLITS
+}  # 1-D, but no tokens
 
 
 class DatasetLoader:

@@ -12,7 +12,10 @@ import torch
 
 from niels_cache_inspection.origins import BatchRow
 from niels_cache_runtime import FIM, BestFit, Blocks, NielsCacheError, TokenLoader
-from tests.helpers.hand_made import EOT, rewrite_meta, write_stream
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, file_edges_name
+from niels_cache_runtime.loader.packing.document_plan import EpochKeys
+from niels_cache_runtime.loader.packing.fim import rearrange
+from tests.helpers.hand_made import EOT, rewrite_meta, write_meta_of, write_stream
 
 PRE, SUF, MID, BOS = 5, 6, 7, 8
 IDS: dict[str, Any] = {"pre": PRE, "suf": SUF, "mid": MID}
@@ -228,6 +231,92 @@ def test_bos_and_eot_stay_outside_and_the_first_token_of_a_piece_is_no_target_tw
     assert rearranged > 50
 
 
+def write_files(folder: Path) -> tuple[str, np.ndarray, np.ndarray, np.ndarray]:
+    """Write documents of several files, some of them without any. Before each file, there is a marker of three tokens."""
+    ends, edges, place = list[int](), list[int](), 0
+    for number in range(60):
+        place += 1  # BOS
+        for size in lengths_of(number % 6 if number % 9 else 0, 1, 60, seed=number):
+            edges += [place + 3, place + 3 + size]
+            place += 3 + size
+        place += 2  # a token after the last file, and EOT
+        ends.append(place)
+    split, stream, _ = write_split(folder, np.diff(ends, prepend=0).tolist(), bos=True)
+    np.save(folder / file_edges_name("train"), np.array(edges, dtype=DOC_ENDS_DTYPE))
+    ids = {"sys": None, "usr": None, "asst": None, "eot": EOT, "bos": BOS}
+    write_meta_of(folder, kind="pretrain", append_eot=True, special_token_ids=ids, source={"file_start": "# {path}"})
+    return split, stream, np.array(ends), np.array(edges).reshape(-1, 2)
+
+
+@pytest.mark.parametrize(
+    ("width", "fim", "packing"),
+    [(400, {}, BestFit()), (48, {"spm_rate": 1}, BestFit(bos_on_pieces=True, pad_documents_to=4)), (72, {"level": "row"}, BestFit())],
+)
+def test_one_file_of_each_document_is_rearranged_in_its_place(tmp_path: Path, width: int, fim: Any, packing: BestFit) -> None:
+    split, stream, ends, edges = write_files(tmp_path / "notes")
+    lengths = np.diff(ends, prepend=0)
+    loader = TokenLoader(split, **SETTINGS | {"T": width, "packing": packing, "fim": FIM(**{"rate": 0.8, **IDS, **fim}), "epochs": 1})
+    drawn: Counter[int] = Counter()
+    learned: Counter[int] = Counter()
+    for step, batch in enumerate(loader):
+        trace: Any = loader.trace(step)
+        assert np.array_equal(trace.tokens[:, 1:], batch.y.numpy())
+        places = np.where(trace.files >= 0, trace.files * SHARD + trace.offsets, -1)
+        learned.update(places[:, 1:][(batch.y_masked != -100).numpy() & (places[:, 1:] >= 0)].tolist())
+        for row, column in np.argwhere(trace.tokens == PRE).tolist():
+            own = np.flatnonzero(trace.documents[row] == trace.documents[row, column])
+            found, tokens = places[row, own], trace.tokens[row, own]
+            pre, suf, mid = (int(np.flatnonzero(tokens == each)[0]) for each in (PRE, SUF, MID))
+            inside = next(place for place in found[pre + 1 :] if place >= 0)
+            number = int(edges[:, 0].searchsorted(inside, side="right")) - 1
+            begin, stop = found[found >= 0].min(), found.max() + 1
+            first, last = max(edges[number, 0], begin), min(edges[number, 1], stop)
+            middle = mid + 1, len(found) - (stop - last)
+            in_order = [*found[:pre], *found[pre + 1 : suf], *found[slice(*middle)], *found[suf + 1 : mid], *found[middle[1] :]]
+            assert in_order == [*range(begin, stop)]
+            assert (found[:pre].tolist(), found[middle[1] :].tolist()) == ([*range(begin, first)], [*range(last, stop)])
+            drawn[number] += 1
+    begins = {0, *ends[:-1].tolist()}
+    assert learned == Counter(place for place in range(len(stream)) if place not in begins)
+    report: Any = loader.report(1).sources[0].details
+    assert report.fim_fileless == (lengths == 3).sum() == 13
+    assert "13 without a known file" in str(report)
+    assert report.fim - 13 <= sum(drawn.values()) <= report.fim
+    assert len(drawn) > 30
+
+
+def test_a_file_is_drawn_by_its_tokens_and_without_their_edges_fim_is_refused(tmp_path: Path) -> None:
+    edges, counts = np.array([10, 40, 50, 60, 61, 121]), Counter[int]()
+    for epoch in range(600):
+        pieces = [np.array([0]), np.array([0]), np.array([128]), np.array([0])]
+        cutting = {"keys": EpochKeys(3, epoch), "bos": 0, "eot": 1, "spm_rate": 0.5, "T": 200}
+        (_, starts, sizes, *_), places, _ = rearrange(pieces, np.array([True]), np.array([125]), edges=edges, **cutting)
+        counts[int(sizes[0])] += 1
+        assert (starts[0], len(places)) == (0, 3)
+    assert [round(counts[size] / 600, 1) for size in (10, 50, 61)] == [0.3, 0.2, 0.5]  # of 125 tokens, 40, 20 and 65
+    split = write_files(tmp_path / "notes")[0]
+    loader = TokenLoader(split, **SETTINGS | {"fim": None})
+    fim = TokenLoader(split, **SETTINGS)
+    next(iter(fim))
+    (tmp_path / "notes" / file_edges_name("train")).unlink()
+    with pytest.raises(NielsCacheError, match="train_file_edges"):
+        TokenLoader(split, **SETTINGS)
+    ids = {"sys": None, "usr": None, "asst": None, "eot": EOT, "bos": BOS}
+    write_meta_of(tmp_path / "notes", kind="pretrain", append_eot=True, special_token_ids=ids, source={"file_start": "# {path}"})
+    TokenLoader(split, **SETTINGS | {"fim": None}).load_state_dict(loader.state_dict())  # the tokens are the same
+    with pytest.raises(NielsCacheError, match=r"several files.*train_file_edges.*--force"):
+        TokenLoader(split, **SETTINGS)
+    for wrong in ([1, 2, 3], [5, 4], [0, len(np.fromfile(Path(split) / "shard_00000.bin", "<u2")) * 10**6]):
+        np.save(tmp_path / "notes" / file_edges_name("train"), np.array(wrong, dtype=DOC_ENDS_DTYPE))
+        write_meta_of(tmp_path / "notes", kind="pretrain", append_eot=True, special_token_ids=ids, source={"file_start": "# {path}"})
+        with pytest.raises(NielsCacheError, match="train_file_edges"):
+            TokenLoader(split, **SETTINGS)
+    np.save(tmp_path / "notes" / file_edges_name("train"), np.array([1, 4], dtype=DOC_ENDS_DTYPE))
+    write_meta_of(tmp_path / "notes", kind="pretrain", append_eot=True, special_token_ids=ids, source={"file_start": "# {path}"})
+    with pytest.raises(NielsCacheError, match="fingerprint"):
+        TokenLoader(split, **SETTINGS).load_state_dict(fim.state_dict())
+
+
 def test_a_run_resumes_on_other_ranks_and_other_settings_are_refused(split: Any) -> None:
     fim = FIM(rate=0.7, spm_rate=0.2, **IDS)
     settings = SETTINGS | {"fim": fim, "B": 6}
@@ -277,7 +366,7 @@ def test_sentinels_are_found_by_name_and_settings_that_do_not_fit_are_refused(sp
         assert sentinels(pre=names[1], suf=3, mid=names[0]) == (22, 3, 21)
     for given, named in (
         ({"pre": "<x>", "suf": 1, "mid": 2}, "<x>"),
-        ({"pre": 1, "suf": 50, "mid": 2}, "from 0 to 49"),
+        ({"pre": 1, "suf": 65536, "mid": 2}, "from 0 to 65535"),
         ({"pre": 1, "suf": 1, "mid": 2}, "three different"),
         ({"pre": 1}, "give all or none"),
         ({"rate": 1.5}, "rate=1.5"),

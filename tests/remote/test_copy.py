@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from niels_cache_assets.publish.push import open_local_build, prune, push
 from niels_cache_runtime import FIM, BestFit, Blocks, Copy, NielsCacheError, TokenLoader
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, file_edges_name
 from niels_cache_runtime.loader.remote.windows import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.remote import fetcher, local_copy
@@ -108,7 +109,7 @@ def test_trace_reads_through_the_copy(published: Published) -> None:
 def test_packed_documents_come_through_the_copy(
     s3: LoopbackS3, tmp_path: Path, T: int, shard_tokens: int, packing: BestFit, fim: FIM | None
 ) -> None:
-    """In the last two cases, a piece is longer than a block. The text has the tokens of FIM."""
+    """In the last two cases, a piece is longer than a block. The text has the tokens of FIM, and documents have two files there."""
     lanes = 2
     folder = tmp_path / "published" / "pretrain" / "notes"
     count = SHARDS * shard_tokens + 7
@@ -117,6 +118,9 @@ def test_packed_documents_come_through_the_copy(
     write_stream(folder, np.arange(count) % 60_000, shard_tokens=shard_tokens, doc_ends=[*ends, count])
     numbers = {"train_tokens": count, "val_tokens": 0, "documents": {"train": len(ends) + 1, "val": 0}, "tokenizer_sha256": None}
     numbers["special_token_ids"] = {"sys": None, "usr": None, "asst": None, "eot": 4, "bos": 5}
+    if fim:
+        files = [(begin + 1, end - 5, end - 4, end - 1) for begin, end in itertools.pairwise([0, *ends, count]) if end - begin > 7]
+        np.save(folder / file_edges_name("train"), np.array(files, dtype=DOC_ENDS_DTYPE).ravel())
     write_meta_of(folder, kind="pretrain", append_eot=True, shard_bytes=2 * shard_tokens, **numbers)
     push(open_local_build(folder), ADDRESS)
     published = Published(s3, folder, tmp_path / "copy")

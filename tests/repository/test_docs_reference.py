@@ -23,7 +23,7 @@ from niels_cache_assets.streaming.decontaminate import ReferenceOrigin, Referenc
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, open_model
 from niels_cache_formats.megatron_import import Vocabulary, import_megatron
 from niels_cache_inspection.erasure.tombstone import strike
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
+from niels_cache_runtime.format.layout import FAMILIES, FIM_NAMES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import FORM_OF, form_problem
 from tests.golden.imports import described_names
@@ -93,6 +93,11 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     turns: list[Message] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ha"}]
     pair = Conversation(turns, rejected=[turns[0], {"role": "assistant", "content": "No"}])
     options: dict[str, Any] = {"tokenizer": open_model(tiny_model), "val_frac": 0, "seed": 0}
+    with_fim = open_model(
+        write_json(chats / "x.json", tokens=dict.fromkeys([EOT, *FIM_NAMES[0].split()], True)), special_tokens={"eot": EOT}
+    )
+    numbers: dict[str, Any] = {"max_train_tokens": 9, "max_val_tokens": 0, "shard_bytes": 512, "seed": 1}
+    build_pretrain_cache(["the cache"] * 9, str(chats / "fim"), tokenizer=with_fim, shuffle_buffer=None, **numbers)
     build_sft_cache([turns], str(chats / "x"), template=template_of(UNMARKED), **options)
     build_sft_cache([pair], str(chats / "pairs"), preference=True, **options)
     strike(Path(apart), "pretrain", {"train": [0]})

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 from pydantic import ValidationError
 
 from niels_cache_assets.artifacts.graph import Graph, graph
-from niels_cache_assets.base.documents import Document
+from niels_cache_assets.base.documents import Document, DocumentBatch
+from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.reading.files import SourceFile
@@ -21,6 +23,7 @@ from niels_cache_assets.sources.types import StreamContext
 from niels_cache_cleaning.code import RULES, CodeRules, Limits, problem_of
 from niels_cache_cleaning.code_languages import language_of
 from niels_cache_cleaning.masks import MASKS, mask
+from niels_cache_corpora.code.edges import EdgeFinder, edge_finder
 from niels_cache_corpora.code.joining import import_order, imports_of, join_files, path_at
 from niels_cache_corpora.code.licensing import RepositoryLicenses, is_allowed, joined
 from niels_cache_corpora.code.listing import Repository, find_repositories
@@ -29,9 +32,10 @@ from niels_cache_corpora.code.sorting import RUNS, sorted_rows
 from niels_cache_corpora.code.source import Code
 from niels_cache_inspection.origins import TracedCache
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, documents_name
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, documents_name, file_edges_name
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.loader.loader import TokenLoader
+from niels_cache_runtime.verify import verify_dataset
 from tests.helpers.parts_project import NAME, build, stream_of
 from tests.helpers.read_sources import read
 
@@ -369,6 +373,45 @@ def test_parts_have_the_documents_and_the_val_of_a_whole_build(
     ]
     assert {*WOODS} == set.union(*in_parts)
     assert sum(map(len, in_parts)) - len(WOODS) == torn
+    assert not verify_dataset(joined)
+    assert (whole / file_edges_name("train")).exists() is not bool(torn)
+    for split in () if torn else SPLITS:
+        edges = np.load(whole / file_edges_name(split))
+        assert np.array_equal(edges, np.load(joined / file_edges_name(split)))
+        cache, tokens = TracedCache(NAME, whole / split, np.arange(documents[split])), np.frombuffer(stream_of(whole)[split], "<u2")
+        assert cache.tokenizer is not None
+        files = [{*cache.tokenizer.decode(tokens[first:last]).split()} for first, last in edges.reshape(-1, 2)]
+        paths = [path for _, each in sorted(cache.lineage.items()) for path in json.loads(each.kept or "")["files"]]
+        assert [{f"{NUMBERS[int(digit)]}.py" for digit in file} for file in files] == [{path} for path in paths]
+        assert len(files) == 2 * documents[split]
+
+
+def test_a_token_that_is_partly_in_a_file_is_in_no_file_and_a_document_without_a_list_is_in_none() -> None:
+    pieces = [bytes([byte]) for byte in range(256)] + [b"\n# "]
+    text, files = "# a.py\n\u00e4x\n# b.py\ny\n", json.dumps({"files": ["a.py", "b.py"]})
+    ids = [*b"# a.py\n", *"\u00e4x".encode(), 256, *b"b.py\n", *b"y\n"]
+    other = [*ids[:-2], *b"z\n"]  # the tokenizer has changed the text
+    documents = [
+        Document(text, file="woods/a", kept=files),
+        Document(text, file="woods/a", kept=files),
+        Document(text, file="woods/a", kept=None),
+        Document(text, file="notes/a", kept=None),
+    ]
+    every, lengths = np.array([*ids, *other, *ids, *ids]), np.full(4, len(ids))
+    batch, template = DocumentBatch.of(documents), ("# {path}\n", "\n")
+    found = EdgeFinder({"woods": template}, pieces).with_edges(batch, [text] * 4, every, lengths, first=1).edges
+    assert found is not None
+    assert [each.tolist() for each in found] == [[8, 11, 17, 18], [], [], [1, 1 + len(ids)]]
+    alone = EdgeFinder({"": template}, pieces).with_edges(batch, Strings.of([text] * 4), every, lengths, first=0).edges
+    assert alone is not None
+    assert [each.tolist() for each in alone] == [[7, 10, 16, 17], [], [], []]
+    notes: Any = SimpleNamespace(source="text")
+    repositories: Any = code("a", sample_by="repository")
+    tokenizer: Any = SimpleNamespace(piece_bytes=lambda: pieces)
+    mixture: Any = SimpleNamespace(source="interleave", members={"woods": 1, "notes": 1})
+    assert edge_finder(notes, {}, tokenizer) is edge_finder(code("a"), {}, tokenizer) is None
+    assert edge_finder(repositories, {}, tokenizer).__dict__["_templates"] == {"": template}
+    assert edge_finder(mixture, {"woods": repositories, "notes": notes}, tokenizer).__dict__["_templates"] == {"woods": template}
 
 
 def test_the_files_of_a_divided_repository_are_found_in_several_parts_and_shards(tmp_path: Path, tiny_model: Path) -> None:

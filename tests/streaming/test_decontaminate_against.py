@@ -17,6 +17,7 @@ from niels_cache_assets.facts.lineage import Lineage
 from niels_cache_assets.inspection import splits
 from niels_cache_assets.inspection.shared_texts import SharedText, SharedTexts, shared_texts
 from niels_cache_assets.project.registry import Registry, load_registry
+from niels_cache_assets.sources.reading.references import questions
 from niels_cache_assets.streaming.decontaminate import REASONS_OF_REFERENCES, ReferenceOrigin, ReferenceTexts, open_references
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -28,13 +29,16 @@ from tests.helpers.tiny import sentences
 from tests.streaming.test_decontaminate import sources_of
 
 
-def found(texts: list[str], references: list[str], folder: Path, *, share: float = 0.5, run: int = 50) -> list[TextMatch | None]:
+def found(
+    texts: list[str], references: list[str], folder: Path, *, share: float = 0.5, run: int = 50, units: str = "words"
+) -> list[TextMatch | None]:
     wanted = ReferenceTexts(
         identity={},
         texts=lambda: ((ReferenceOrigin("", "questions", row), text) for row, text in enumerate(references)),
         threshold=0.8,
         share=share,
         run=run,
+        units=units,
     )
     with open_references(wanted, folder=folder) as screen:
         assert [place.row for place in screen.origins] == [*range(len(references))]
@@ -68,6 +72,37 @@ def test_texts_overlap_exactly_nearly_and_by_ngrams(tmp_path: Path) -> None:
     overlaps = found(documents, [question, other, short], tmp_path, share=1.0, run=49)
     assert [place for place, overlap in enumerate(overlaps) if overlap] == [0, 1, 2, 6, 7, 8]
     assert found(documents, [], tmp_path) == [None] * len(documents)
+
+
+READS = [("evals.jsonl", False), ("evals.jsonl", True), ("code.jsonl", True)]
+SOLUTION = (
+    "    total = 0\n    for index, value in enumerate(values):\n        total += value*weights[index]\n    return total/len(values)\n"
+)
+
+
+def test_code_is_compared_by_its_words_without_signs_and_blanks(tmp_path: Path) -> None:
+    reformatted = SOLUTION.replace("    ", "\t").replace("*", " * ").replace("/", " / ").replace("+= value", "+= (value")
+    before, after = "".join(f"x{number} = {number}\n" for number in range(300)), "y = '0'\n" * 400
+    documents = [
+        SOLUTION,
+        reformatted,
+        f"{before}def mean(values):\n{reformatted}{after}",
+        before + SOLUTION.replace("\n", "  # a word of comment\n").replace("total = 0", '"""Another text"""\n    total = 0') + after,
+        before + SOLUTION.replace("total", "result") + after,
+        before + after,
+    ]
+    kinds = [match and match.kind for match in found(documents, [SOLUTION], tmp_path, units="code")]
+    assert kinds == ["exact", "ngrams", "ngrams", "ngrams", None, None]
+    assert [match and match.kind for match in found(documents, [SOLUTION], tmp_path)] == ["exact", *[None] * 5]
+    rows = (
+        {"prompt": 'def mean(values):\n    """Mean"""\n', "canonical_solution": SOLUTION, "test": "mean([1])"},
+        {"text": "Mean", "code": "x"},
+    )
+    (tmp_path / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "code.jsonl").write_text('{"code": "x", "n": 1}\n')
+    read = [[each.text for each in questions(str(tmp_path / name), with_code=code)] for name, code in READS]
+    prompt, bare = rows[0]["prompt"], "def mean(values):\n     \n"
+    assert read == [[prompt, "Mean"], [prompt, SOLUTION, bare, "Mean", "x"], ["x"]]
 
 
 NEWS = 60

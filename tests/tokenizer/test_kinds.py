@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
+import torch
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.build_cache import build_pretrain_cache
+from niels_cache_assets.tokenizer import tiktoken_ranks
 from niels_cache_assets.tokenizer.base import TextTokenizer
 from niels_cache_assets.tokenizer.byte_level import byte_characters
-from niels_cache_assets.tokenizer.kinds import TiktokenTokenizer, open_model
+from niels_cache_assets.tokenizer.kinds import TiktokenTokenizer, find_fim_tokens, open_model
+from niels_cache_runtime import FIM, TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import list_shards, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -170,6 +174,34 @@ def test_bos_begins_each_document_and_counts(tmp_path: Path, append_eot: bool) -
     assert meta["train_tokens"] == ends[-1] == len(tokens)
     assert tokens[tokens != bos].tolist() == tokens_of(tmp_path / "plain").tolist()
     assert "bos" not in read_meta(str(tmp_path / "plain/meta.json"))["special_token_ids"]
+
+
+def test_a_cache_records_the_tokens_for_fill_in_the_middle_that_its_tokenizer_has(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
+    of_file = open_model(write_json(tmp_path / "x.json", tokens=dict.fromkeys([EOT, *names], True)), special_tokens={"eot": EOT})
+    of_llama, free = tmp_path / "llama.model", len(pieces())
+    with open(of_llama, "wb") as file:
+        pieces_of_llama = {"unk_surface": " ", "user_defined_symbols": ["\u2581<PRE>", "\u2581<MID>", "\u2581<SUF>", "\u2581<EOT>"]}
+        lines = iter((tiny_model.parents[2] / "sample.txt").read_text().splitlines())
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=lines, model_writer=file, vocab_size=80, hard_vocab_limit=False, minloglevel=2, **pieces_of_llama
+        )
+    monkeypatch.setattr(tiktoken_ranks, "ENCODINGS", {"cl100k_base": free, "p50k_edit": 3})
+    of_ranks = open_model(write_ranks(tmp_path / "x.tiktoken"), encoding="cl100k_base", special_tokens={"eot": EOT})
+    (tmp_path / "tokenizer").mkdir()
+    of_ranks.save(tmp_path / "tokenizer")
+    built = open_model(tmp_path / "tokenizer" / "tiktoken.json", special_tokens={"eot": EOT})
+    expected = {of_file: (free + 1, free + 2, free + 3), of_ranks: (100_258, 100_260, 100_259), built: (100_258, 100_260, 100_259)}
+    for tokenizer, ids in expected.items():
+        assert find_fim_tokens(tokenizer) == dict(zip(("pre", "suf", "mid"), ids, strict=True))
+    assert find_fim_tokens(open_model(tiny_model)) == find_fim_tokens(object()) == {}
+    llama, texts = open_model(of_llama, special_tokens={"eot": "</s>"}), [f"{text} " * 20 for text in TEXTS[:9]]
+    assert build(tmp_path / "notes", texts, llama)["fim_tokens"] == {"pre": 3, "suf": 5, "mid": 4}
+    loader = TokenLoader(str(tmp_path / "notes" / "train"), T=64, B=1, seed=0, packing="best_fit", fim=FIM(rate=1))
+    tokens = torch.cat([batch.x.flatten() for batch, _ in zip(loader, range(8), strict=False)])
+    assert {3, 4, 5} < {*tokens.tolist()}
 
 
 def test_a_budget_may_leave_a_document_without_its_bos_and_verify_finds_other_ones(tmp_path: Path) -> None:

@@ -304,6 +304,7 @@ class ValPart(PartFolder):
                 state=state.writer,
                 files=journal.finished,
                 has_kept_values=bool(build.keep),
+                has_edges=build.edges is not None,
             ) as writer,
         ):
             resumed = writer.tokens("val")

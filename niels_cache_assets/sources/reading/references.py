@@ -7,6 +7,7 @@ The name of a data set has no slash, dot or star. Everything else is a glob of f
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.config_path import is_name
 from niels_cache_assets.base.documents import Document
@@ -19,9 +20,10 @@ from niels_cache_runtime.errors import NielsCacheError
 
 ENDINGS = endings_with_compressions(".jsonl", ".ndjson", ".json")
 QUESTION_FIELDS = ("text", "question", "prompt", "problem", "query", "instruction")
+CODE_FIELDS = ("canonical_solution", "solution", "code")  # of HumanEval, MBPP and data sets like them
 
 
-def questions(pattern: str, log: Callable[[str], None] = lambda message: None) -> Iterator[Document]:
+def questions(pattern: str, log: Callable[[str], None] = lambda message: None, *, with_code: bool = False) -> Iterator[Document]:
     """Yield the texts of the files that match a glob, in order, without ids: for each row, every string in one of QUESTION_FIELDS.
 
     If the first rows have none of these fields, the rule of `text_column.py` chooses one field for all files.
@@ -29,12 +31,13 @@ def questions(pattern: str, log: Callable[[str], None] = lambda message: None) -
     Args:
         pattern: The glob.
         log: Receives the name of an automatically chosen field.
+        with_code: Whether strings in CODE_FIELDS are texts too, and each text without its comments.
 
     Raises:
         NielsCacheError: If no file matches, if a row has none of the fields, or if a file is not JSON Lines.
     """
     files = find_files([pattern], ENDINGS)
-    fields = _question_fields(files, log)
+    fields = _question_fields(files, log, (*QUESTION_FIELDS, *CODE_FIELDS) if with_code else QUESTION_FIELDS)
     for file in files:
         for row, values in json_rows(file):
             texts = [values[field] for field in fields if isinstance(values.get(field), str)]
@@ -43,23 +46,25 @@ def questions(pattern: str, log: Callable[[str], None] = lambda message: None) -
                     f"{file.name}: line {row + 1} has no string in any of the fields {', '.join(fields)}, so its question is not "
                     "known; rename the field that has the question"
                 )
+            if with_code:
+                texts = [*dict.fromkeys([*texts, *filter(str.strip, map(load_beside("cleaning", "code").without_comments, texts))])]
             yield from (Document(text, file=file.name, row=row) for text in texts)
 
 
-def _question_fields(files: Iterable[SourceFile], log: Callable[[str], None]) -> Sequence[str]:
+def _question_fields(files: Iterable[SourceFile], log: Callable[[str], None], known: Sequence[str]) -> Sequence[str]:
     for file in files:
         head = [values for _, values in first_rows(json_rows(file), ROWS)]
-        if any(isinstance(values.get(field), str) for values in head for field in QUESTION_FIELDS):
-            return QUESTION_FIELDS
+        if any(isinstance(values.get(field), str) for values in head for field in known):
+            return known
         if head:
             try:
                 with errors_without_samples():
                     field = choose_text_field(head, file.name, key=None)
             except NielsCacheError as error:
-                raise NielsCacheError(f"{error}; questions are read from the fields {', '.join(QUESTION_FIELDS)}") from error
+                raise NielsCacheError(f"{error}; questions are read from the fields {', '.join(known)}") from error
             log(f"{file.name}: {chosen_note(field)}")
             return (field,)
-    return QUESTION_FIELDS
+    return known
 
 
 def named_data_sets(references: Sequence[str], siblings: Siblings) -> dict[str, PretrainSource]:

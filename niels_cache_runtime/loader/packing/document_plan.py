@@ -151,6 +151,7 @@ class PlanTotals(NamedTuple):
         fim_unfit: The documents of T-1 to T+1 tokens, which have no room for FIM.
         fim_spelled: How many of these pieces were left as they are because their text has one of the three tokens, in the rows that this
             process has read so far.
+        fim_fileless: The documents of several files in which no file is known, which stay as they are.
     """
 
     T: int
@@ -165,6 +166,7 @@ class PlanTotals(NamedTuple):
     fim: int = 0
     fim_unfit: int = 0
     fim_spelled: int = 0
+    fim_fileless: int = 0
 
     @property
     def padding(self) -> float:
@@ -177,6 +179,7 @@ class PlanTotals(NamedTuple):
         unfit = (
             f"not in {self.fim_unfit:,} documents of T-1 to T+1 tokens, nor so far in {self.fim_spelled:,} with its tokens in their text"
         )
+        unfit += f", nor in {self.fim_fileless:,} without a known file" if self.fim_fileless else ""
         fim = f"; FIM in {self.fim:,} pieces, {unfit}" if self.fim else ""
         return f"{cut}; {rows}, {self.padding:.2%} padding; {self.left_out:,} documents of one token left out{fim}"
 
@@ -237,8 +240,8 @@ class EpochKeys:
         return _mixed(numbers)
 
     def draw(self, starts: Ints) -> Ints:
-        """Return three numbers of 32 bits for the piece that begins at each of these tokens, (3, n)."""
-        return _mixed((starts.view(np.uint64) << np.uint64(2)) + (self._draws + np.arange(3, dtype=np.uint64)[:, None])).astype(IDX_DTYPE)
+        """Return four numbers of 32 bits for the piece that begins at each of these tokens, (4, n)."""
+        return _mixed((starts.view(np.uint64) << np.uint64(2)) + (self._draws + np.arange(4, dtype=np.uint64)[:, None])).astype(IDX_DTYPE)
 
 
 def _mixed(numbers: Uints) -> Array:

@@ -16,10 +16,23 @@ from typing import Any
 import numpy as np
 
 from niels_cache_runtime.cache.index_cache import IndexCache, new_array
+from niels_cache_runtime.cache.mmap import check_increasing, map_offsets
 from niels_cache_runtime.cache.opening import OpenedSplit, listed_of_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.format.layout import FAMILIES, IDX_DTYPE, Array, Bools, Ints, Tokens, Uints, doc_ends_name, max_vocab_size
-from niels_cache_runtime.format.meta import is_foreign, sha256_text
+from niels_cache_runtime.format.layout import (
+    DOC_ENDS_DTYPE,
+    FAMILIES,
+    IDX_DTYPE,
+    Array,
+    Bools,
+    Ints,
+    Tokens,
+    Uints,
+    doc_ends_name,
+    file_edges_name,
+    max_vocab_size,
+)
+from niels_cache_runtime.format.meta import Meta, is_foreign, sha256_text
 from niels_cache_runtime.loader.packing.document_plan import (
     DOCUMENT_PLAN_VERSION,
     GROWTH,
@@ -30,7 +43,7 @@ from niels_cache_runtime.loader.packing.document_plan import (
     PlanTotals,
     build_document_plan,
 )
-from niels_cache_runtime.loader.packing.fim import find_sentinels, rearrange
+from niels_cache_runtime.loader.packing.fim import find_files, find_sentinels, rearrange
 from niels_cache_runtime.loader.packing.rows_ahead import PackedRows, RowsAhead
 from niels_cache_runtime.loader.packing.segments import RowSegments
 from niels_cache_runtime.loader.source import DocumentRows, Heads, SampleRows, SourceBlocks, TokenOrigins
@@ -94,6 +107,7 @@ class PackedDocuments(PretrainWindows):
 
     _arguments = ("T", "lot_tokens", "packing", "head")
     sentinels: tuple[int, ...] = ()  # the ids of <pre>, <suf> and <mid>
+    _edges: Ints | None = None  # of files, for FIM
 
     def __init__(self, folder: str, *, packing: DocumentPacking, **windows: Any) -> None:
         self.packing = packing
@@ -113,9 +127,10 @@ class PackedDocuments(PretrainWindows):
         self._fim = dict(self.packing.changes).get("fim")
         if self._fim:
             meta = self.meta or {}
-            self.sentinels = find_sentinels(self._fim, Path(self.path).parent, meta.get("vocab_size", max_vocab_size(self._dtype)))
+            self.sentinels = find_sentinels(self._fim, Path(self.path).parent, meta.get("fim_tokens") or {}, max_vocab_size(self._dtype))
             bos, eot = isinstance(ids, dict) and ids.get("bos") is not None, meta.get("append_eot") is True
-            self._cutting = {"bos": bos, "eot": eot, "spm_rate": self._fim["spm_rate"], "T": self.T}
+            self._edges = self._open_edges(meta)
+            self._cutting = {"edges": self._edges, "bos": bos, "eot": eot, "spm_rate": self._fim["spm_rate"], "T": self.T}
         self._spelled = 0
         self._plan = self.plan_of(documents)
         self._earlier = [(epoch, self.plan_of(count)) for epoch, count in self.packing.earlier]
@@ -124,9 +139,40 @@ class PackedDocuments(PretrainWindows):
             raise NielsCacheError(f"{self.folder}: its {totals.left_out} documents have one token each, so there is no target to learn")
         self.samples, self.tokens, self.packs = totals.rows, totals.inputs, True
 
+    def _beside(self, name: str) -> Path:
+        """Return the path of a file of the data set."""
+        return Path(self.path).parent / name
+
+    def _open_edges(self, meta: Meta) -> Ints | None:
+        """Return the first token of each file and the one after its last, in turns. Return None if documents have one file each.
+
+        Raises:
+            NielsCacheError: If documents have several files and the edges are missing, or are not those that meta.json lists.
+        """
+        name, files = file_edges_name(self.split), meta.get("files") or {}
+        if name not in files:
+            if "file_start" in (meta.get("source") or ()):
+                keep = 'build it again (--force), with "files" in keep'
+                raise NielsCacheError(f"{self.folder}: fim: its documents have several files, but {name} is missing; {keep}")
+            return None
+        edges = map_offsets(path := self._beside(name), DOC_ENDS_DTYPE)
+        if doc_ends_entry(edges) != files[name] or len(edges) % 2 or (len(edges) and edges[-1] > self._stream_ends[-1]):
+            raise NielsCacheError(f"{path}: not the file that meta.json lists; open it again if it was rebuilt, or rebuild this data set")
+        check_increasing(path, edges)
+        return edges.view(IDX_DTYPE)
+
+    def fingerprint_of(self, meta: Meta) -> str:
+        own, edges = super().fingerprint_of(meta), meta["files"].get(file_edges_name(self.split))
+        return sha256_text(own + edges["sha256"]) if self._fim and edges else own
+
     def report(self) -> PlanTotals:
         """Return the counts of an epoch, as the split is now."""
-        return self._plan.totals._replace(fim_spelled=self._spelled)
+        fileless = 0
+        if self._edges is not None:
+            ends = np.asarray(self.doc_ends).view(IDX_DTYPE)
+            first, last = find_files(self._edges, ends - (lengths := np.diff(ends, prepend=0)), lengths)
+            fileless = int((first > last).sum())
+        return self._plan.totals._replace(fim_spelled=self._spelled, fim_fileless=fileless)
 
     @property
     def _plans(self) -> Path:
@@ -300,6 +346,9 @@ class PackedDocuments(PretrainWindows):
         bos = np.zeros_like(rows) if has_bos is None else has_bos.astype(IDX_DTYPE)
         lengths = lengths if has_bos is None else lengths + bos
         if fim is not None:
+            if self._edges is not None:
+                first, last = find_files(self._edges, starts, lengths - bos)
+                fim &= first <= last
             fim &= spelled.searchsorted(starts) == spelled.searchsorted(starts + lengths - bos)
             lengths = lengths + GROWTH * fim
         return RowSegments.lay_out(rows, lengths, n=len(numbers), T=self.T, widths=widths), starts, bos, fim

@@ -26,18 +26,10 @@ import numpy as np
 
 from niels_cache_runtime.cache.checks import NamesArguments, check_choice, check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Array, Bools, Ints, tokenizer_dir
+from niels_cache_runtime.format.layout import FIM_KEYS, FIM_NAMES, Array, Bools, Ints, tokenizer_dir
 from niels_cache_runtime.format.safe_open import read_regular
 from niels_cache_runtime.loader.packing.document_plan import GROWTH, EpochKeys
 
-_KEYS = ("pre", "suf", "mid")
-_NAMES = (  # of pre, suf and mid
-    "<fim_prefix> <fim_suffix> <fim_middle>",  # StarCoder
-    "<|fim_prefix|> <|fim_suffix|> <|fim_middle|>",  # Qwen, CodeGemma
-    "<fim-prefix> <fim-suffix> <fim-middle>",  # SantaCoder
-    "<｜fim▁begin｜> <｜fim▁hole｜> <｜fim▁end｜>",  # DeepSeek
-    "▁<PRE> ▁<SUF> ▁<MID>",  # CodeLlama
-)
 _MOST_BYTES = 1 << 30
 
 
@@ -76,18 +68,21 @@ class FIM(NamesArguments):
             raise NielsCacheError(f"pre={self.pre!r}, suf={self.suf!r}, mid={self.mid!r}: must be three different tokens; give all or none")
 
 
-def find_sentinels(fim: Mapping[str, Any], dataset: Path, vocab_size: int) -> tuple[int, ...]:
+def find_sentinels(fim: Mapping[str, Any], dataset: Path, recorded: Mapping[str, Any], ids_of_dtype: int) -> tuple[int, ...]:
     """Return the ids of pre, suf and mid.
 
     Args:
         fim: The attributes of FIM.
         dataset: The folder of a data set. tokenizer/tokenizer.json is looked for in it, beside it, and in the root of a cache.
-        vocab_size: The number of ids of tokens.
+        recorded: `fim_tokens` of meta.json: the ids that count if the attributes name no token.
+        ids_of_dtype: How many ids tokens can have. The vocabulary of a cache may lack tokens that no text yields.
 
     Raises:
         NielsCacheError: If the tokenizer is unknown, damaged or without such tokens, and for an id out of range.
     """
-    given = tuple(fim[name] for name in _KEYS)
+    given = tuple(fim[name] for name in FIM_KEYS)
+    if given[0] is None and recorded.keys() >= {*FIM_KEYS}:
+        given = tuple(recorded[name] for name in FIM_KEYS)
     ids = {each: each for each in given if not isinstance(each, str | None)}
     paths = [tokenizer_dir(root) / "tokenizer.json" for root in (dataset, *dataset.parents[:2]) if len(ids) < 3]
     for path in filter(Path.is_file, paths):
@@ -96,17 +91,28 @@ def find_sentinels(fim: Mapping[str, Any], dataset: Path, vocab_size: int) -> tu
             ids |= {token["content"]: token["id"] for token in content["added_tokens"]}
         except (ValueError, TypeError, LookupError) as error:
             raise NielsCacheError(f"{path}: cannot be read ({error!r:.80}); restore it, or give FIM(pre=..., suf=..., mid=...)") from error
-    for names in map(str.split, _NAMES) if given[0] is None else [given]:
+    for names in map(str.split, FIM_NAMES) if given[0] is None else [given]:
         if ids.keys() >= {*names}:
-            return tuple(check_whole(f"fim: {key}", ids[name], most=vocab_size - 1) for key, name in zip(_KEYS, names, strict=True))
+            return tuple(check_whole(f"fim: {key}", ids[name], most=ids_of_dtype - 1) for key, name in zip(FIM_KEYS, names, strict=True))
     raise NielsCacheError(
-        f"fim: no tokenizer/tokenizer.json near {dataset} has the tokens "
+        f"fim: neither fim_tokens in {dataset}/meta.json nor a tokenizer/tokenizer.json near it has the tokens "
         f"{'of StarCoder, Qwen, DeepSeek or CodeLlama' if given[0] is None else given}; give their ids, FIM(pre=..., suf=..., mid=...)"
     )
 
 
+def find_files(edges: Ints, starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    """Return the numbers of the first and the last file in each piece. In a piece without a token of a file, the last is before the first.
+
+    Args:
+        edges: The first token of each file and the one after its last, in turns.
+        starts: The first token of each piece.
+        lengths: The number of tokens of each piece.
+    """
+    return edges.searchsorted(starts, side="right") // 2, (edges.searchsorted(starts + lengths - 1, side="right") - 1) // 2
+
+
 def rearrange(
-    pieces: Sequence[Ints], chosen: Bools, ends: Ints, *, keys: EpochKeys, bos: int, eot: int, spm_rate: float, T: int
+    pieces: Sequence[Ints], chosen: Bools, ends: Ints, *, edges: Ints | None, keys: EpochKeys, bos: int, eot: int, spm_rate: float, T: int
 ) -> tuple[list[Array], Ints, Ints]:
     """Return pieces in rows with the chosen ones in parts, in their new order. A sentinel has the first token of its piece in its place.
 
@@ -114,6 +120,9 @@ def rearrange(
         pieces: The padding, first token in the stream, length and row of each piece. A chosen one is `GROWTH` longer than in the stream.
         chosen: Which pieces to rearrange.
         ends: The ends of documents.
+        edges: The first token of each file and the one after its last, in turns. None if documents have one file each. Of each chosen
+            piece, a file is rearranged that a token was drawn from, so long files are drawn more often. A marker counts for the file after
+            it. All before the file stays before <pre>, and all after it stays at the end.
         keys: What decides the cuts.
         bos: How many tokens at the start of each document stay there.
         eot: How many tokens at the end of each document stay there.
@@ -127,16 +136,21 @@ def rearrange(
     starts, lengths = pieces[1][chosen], pieces[2][chosen] - GROWTH
     documents = ends.searchsorted(starts, side="right")
     is_first = starts == np.where(documents > 0, ends[documents - 1], 0)
-    head, tail = is_first * bos, (starts + lengths == ends[documents]) * eot
-    content, first, one = lengths - head - tail, starts + head, np.ones_like(starts)
     draws = keys.draw(starts)
+    head, tail = is_first * bos, (starts + lengths == ends[documents]) * eot
+    if edges is not None:
+        _, last = find_files(edges, starts, lengths)
+        files = 2 * np.minimum(edges.searchsorted(starts + (draws[3] * lengths >> 32), side="right") // 2, last)
+        head = np.maximum(edges[files] - starts, 0)
+        tail = np.maximum(starts + lengths - edges[files + 1], 0)
+    content, first, one = lengths - head - tail, starts + head, np.ones_like(starts)
     low, high = np.sort(draws[:2] * (content + 1) >> 32, axis=0)
     prefix = np.where(draws[2] < spm_rate * 2**32, 0, low)
     # BOS, <pre>, prefix, <suf>, suffix, <mid>, middle, EOT. In SPM, the prefix is the beginning of the middle.
-    begins = np.array([starts, starts, first, starts, first + high, starts, first + prefix, starts + lengths - 1]).T
+    begins = np.array([starts, starts, first, starts, first + high, starts, first + prefix, starts + lengths - tail]).T
     sizes = np.array([head, one, prefix, one, content - high, one, high - prefix, tail]).T
     is_part, is_sentinel = sizes > 0, np.isin(np.arange(8), [1, 3, 5])
-    is_repeated = (begins == starts[:, None]) & ~(is_sentinel | is_first[:, None])
+    is_repeated = (begins == starts[:, None]) & ~(is_sentinel | (np.arange(8) == 0) | is_first[:, None])
     counts = np.ones_like(pieces[0])
     counts[chosen] = is_part.sum(axis=1)
     pads, *columns = (each.repeat(counts) for each in pieces)

@@ -325,6 +325,10 @@ class CopiedDocuments(PackedDocuments, CopiedWindows):
 
     arguments = (*(name for name in CopiedWindows.arguments if name != "stride"), "packing")
 
+    def _beside(self, name: str) -> Path:
+        self.copy.pin([self.build.path_in_copy(name)])
+        return super()._beside(name)
+
     @property
     def _plans(self) -> Path:
         return self.copy.folder / "index"
