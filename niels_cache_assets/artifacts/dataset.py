@@ -20,6 +20,7 @@ from niels_cache_assets.artifacts.base import Artifact, BuildJob, WriteResult, a
 from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_corpus_readers
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.base.fingerprint import Identity, fingerprint_of
@@ -124,12 +125,13 @@ class DatasetSpec(Generic[S]):
 
     @property
     def token_bytes(self) -> int:
-        """The size of a token of the cache.
+        """The size of a token of the cache, in all copies of train together.
 
         Raises:
             NielsCacheError: If [build] token_dtype is too narrow for the tokenizer.
         """
-        return TOKEN_DTYPES[choose_token_dtype(self.recorded_tokenizer[1], self.build.token_dtype)].itemsize
+        fim = getattr(self.source, "fim", None)
+        return TOKEN_DTYPES[choose_token_dtype(self.recorded_tokenizer[1], self.build.token_dtype)].itemsize * (fim.copies if fim else 1)
 
     @cached_property
     def siblings(self) -> Siblings:
@@ -448,6 +450,7 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
         decontaminate=source.decontaminate,
         decontaminate_threshold=source.decontaminate_threshold,
         keep=(*kept_columns(source, spec.registry.pretrain), *source.cut_columns),
+        fim=load_beside("corpora", "fim").CopyMaker(source, spec.tokenizer, seed=build.seed) if source.fim else None,
         **own,
     )
 

@@ -196,11 +196,51 @@ def join_files(files: Iterable[tuple[str, str]], *, start: str, max_characters: 
         yield JoinedFiles(start + "".join(parts), paths)
 
 
+class FilePlace(NamedTuple):
+    """Where the text of a file of a document is for certain, in characters, without its marker.
+
+    Attributes:
+        path: The path.
+        start: The first character.
+        end: The character after the last one.
+    """
+
+    path: str
+    start: int
+    end: int
+
+
+def places_of_files(text: str, paths: Sequence[str], file_start: str) -> list[FilePlace]:
+    """Return where the files of a document are, by their markers, from the last file to the first.
+
+    What is uncertain is in no file: what is before the first marker or in a marker, and where a file may begin earlier or later, because
+    its marker was changed, by a mask for example, or is in the text once more.
+
+    Args:
+        text: The document.
+        paths: The paths of its files, in order.
+        file_start: The template of the markers.
+    """
+    markers, spans, end = [_Marker(path, file_start) for path in paths], list[tuple[int, int] | None](), 0
+    for marker in markers:  # the earliest begin of each file
+        span = marker.first(text, end)
+        spans.append(span)
+        end = span[1] if span else end
+    found = list[FilePlace]()
+    following: int | None = len(text)
+    last = len(text)
+    for path, marker, span in reversed([*zip(paths, markers, spans, strict=True)]):  # the latest one
+        if span is not None:
+            start, end = marker.last(text, span[0], last)
+            if following is not None and end <= following:
+                found.append(FilePlace(path, end, following))
+            last = start
+        following = span and span[0]
+    return found
+
+
 def path_at(text: str, place: int, kept: str | None, file_start: str) -> str | None:
     """Return the path of the file that a place in a document is in, by the markers of its files. Return None if this is not certain.
-
-    It is not before the first marker, in a marker, and where a file may begin earlier or later: because its marker was changed, by a mask
-    for example, or is in the text once more.
 
     Args:
         text: The document.
@@ -208,24 +248,42 @@ def path_at(text: str, place: int, kept: str | None, file_start: str) -> str | N
         kept: Its kept values, with its paths as `files`.
         file_start: The template of the markers.
     """
-    paths = (json.loads(kept).get("files") if kept else None) or ()
-    markers, spans, end = [_marker(path, file_start) for path in paths], list[tuple[int, int] | None](), 0
-    for marker in markers:  # the earliest begin of each file
-        match = marker.search(text, end)
-        spans.append(match and match.span())
-        end = match.end() if match else end
-    following: int | None = len(text)
-    last = len(text)
-    for path, marker, span in reversed([*zip(paths, markers, spans, strict=True)]):  # the latest one
-        if span is not None:
-            *_, match = marker.finditer(text, span[0], last)
-            if following is not None and match.end() <= place <= following:
-                return str(path)
-            last = match.start()
-        following = span and span[0]
-    return None
+    return next((path for path, start, end in places_of_files(text, paths_of(kept), file_start) if start <= place <= end), None)
 
 
-def _marker(path: str, file_start: str) -> re.Pattern[str]:
-    parts = [each if each in _NAMES else re.escape(each) for each in re.split(r"(\{\w+\})", file_start)]
-    return re.compile("".join(_NAMES.get(each, each) for each in parts).replace("\0", re.escape(path)))
+def paths_of(kept: str | None) -> Sequence[str]:
+    """Return the paths of the files of a document, given its kept values. There are none for a document of one file."""
+    found = json.loads(kept).get("files") if kept and '"files"' in kept else None
+    return found if isinstance(found, list) else ()
+
+
+class _Marker:
+    """The marker before a file.
+
+    Args:
+        path: The path of the file.
+        file_start: The template.
+    """
+
+    def __init__(self, path: str, file_start: str) -> None:
+        self._literal, self._pattern = file_start.replace("{path}", path), None
+        parts = re.split(r"(\{\w+\})", file_start)
+        if any(each in _NAMES and each != "{path}" for each in parts):  # the other values are not known
+            escaped = "".join(_NAMES.get(each, re.escape(each)) for each in parts)
+            self._pattern = re.compile(escaped.replace("\0", re.escape(path)))
+
+    def first(self, text: str, start: int) -> tuple[int, int] | None:
+        """Return where it is first in a text from `start` on, or None."""
+        if self._pattern:
+            match = self._pattern.search(text, start)
+            return match and match.span()
+        found = text.find(self._literal, start)
+        return None if found < 0 else (found, found + len(self._literal))
+
+    def last(self, text: str, start: int, end: int) -> tuple[int, int]:
+        """Return where it is last in a text from `start` to `end`, where it is at least once."""
+        if self._pattern:
+            *_, match = self._pattern.finditer(text, start, end)
+            return match.span()
+        found = text.rfind(self._literal, start, end)
+        return found, found + len(self._literal)

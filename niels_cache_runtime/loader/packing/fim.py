@@ -31,7 +31,7 @@ from niels_cache_runtime.format.safe_open import read_regular
 from niels_cache_runtime.loader.packing.document_plan import GROWTH, EpochKeys
 
 _KEYS = ("pre", "suf", "mid")
-_NAMES = (  # of pre, suf and mid
+SENTINEL_NAMES = (  # of pre, suf and mid
     "<fim_prefix> <fim_suffix> <fim_middle>",  # StarCoder
     "<|fim_prefix|> <|fim_suffix|> <|fim_middle|>",  # Qwen, CodeGemma
     "<fim-prefix> <fim-suffix> <fim-middle>",  # SantaCoder
@@ -96,7 +96,7 @@ def find_sentinels(fim: Mapping[str, Any], dataset: Path, vocab_size: int) -> tu
             ids |= {token["content"]: token["id"] for token in content["added_tokens"]}
         except (ValueError, TypeError, LookupError) as error:
             raise NielsCacheError(f"{path}: cannot be read ({error!r:.80}); restore it, or give FIM(pre=..., suf=..., mid=...)") from error
-    for names in map(str.split, _NAMES) if given[0] is None else [given]:
+    for names in map(str.split, SENTINEL_NAMES) if given[0] is None else [given]:
         if ids.keys() >= {*names}:
             return tuple(check_whole(f"fim: {key}", ids[name], most=vocab_size - 1) for key, name in zip(_KEYS, names, strict=True))
     raise NielsCacheError(
