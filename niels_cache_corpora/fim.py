@@ -78,7 +78,8 @@ class FIMCopies(Table):
             return table if table is None else cls.model_validate(table)
         except ValidationError as error:
             first = error.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")) from error
+            where = "".join(f"{key}: " for key in first["loc"])
+            raise ValueError(where + first["msg"].removeprefix("Value error, ")) from error
 
 
 class DocumentCopy(NamedTuple):
@@ -110,7 +111,7 @@ class DocumentCopy(NamedTuple):
         own = self if isinstance(chosen, slice) else self.keep(chosen)
         if cut is None:
             return own
-        (before, begin), (after, end) = ((int(each[:count].sum()) for each in (own.lengths, lengths)) for count in (cut, cut + 1))
+        before, after, begin, end = (int(each[:count].sum()) for each in (own.lengths, lengths) for count in (cut, cut + 1))
         own.lengths[cut], own.rearranged[cut] = lengths[cut], False
         return own._replace(tokens=np.concatenate([own.tokens[:before], tokens[begin:end], own.tokens[after:]]))
 

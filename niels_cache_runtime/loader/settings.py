@@ -546,17 +546,10 @@ def copies_to_read(folder: str, meta: Meta | None, settings: LoaderSettings, *, 
     """Return the names of the copies that later epochs of a pretrain split read.
 
     Raises:
-        NielsCacheError: If the documents were rearranged when the cache was built, and FIM would do so again, or if there are copies and
-            the order is in blocks, or the source is an address.
+        NielsCacheError: If there are copies, and the order is in blocks, or the source is an address.
     """
-    split, names = os.path.basename(os.path.abspath(folder)), copies_of(meta)
-    if split == "val" or meta is None or "fim" not in meta:
-        return []
-    if settings.fim:
-        raise NielsCacheError(f"fim: {folder} was built with `fim`, so its documents are rearranged already; leave one of them out")
-    if split != "train" or not names:
-        return []
-    if settings.order or is_remote:
+    names = copies_of(meta) if os.path.basename(os.path.abspath(folder)) == SPLITS[0] else []
+    if names and (settings.order or is_remote):
         raise NielsCacheError(
             f"{folder}: has {len(names) + 1} copies of its documents for `fim`, one for each epoch, which only order='split' reads, from a "
             f"folder; pull it or leave order out, or read one copy in all epochs, such as {names[0]}"
