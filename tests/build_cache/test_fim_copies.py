@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.tokenizer.base import TextTokenizer
 from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_corpora.fim import CopyMaker
+from niels_cache_inspection.erasure.tombstone import strike
 from niels_cache_runtime import FIM, Blocks, NielsCacheError, Phase, PhasedLoader, TokenLoader
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.format.layout import copies_of, is_cache_file
@@ -324,3 +326,29 @@ def test_names_of_copies_are_files_of_a_cache() -> None:
     assert not any(
         map(is_cache_file, ("train_fim0/shard_00000.bin", "val_fim1/shard_00000.bin", "train_fim1_documents.parquet", "train_fim1/a"))
     )
+
+
+def test_a_struck_document_is_struck_in_all_copies(cache: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pretrain" / "code"
+    shutil.copytree(cache, folder)
+    state = TokenLoader(str(folder), **SETTINGS).state_dict()
+    meta = strike(folder, "pretrain", {"train": [4, 9], "val": []})
+    for name in COPIES:
+        for number, (before, after) in enumerate(zip(documents_of(cache / name), documents_of(folder / name), strict=True)):
+            struck = [meta["tombstones"]["token_id"]] * (len(before) - 1) + before[-1:]
+            assert after == (struck if number in (4, 9) else before)
+    assert not [*verify_dataset(folder)]
+    with pytest.warns(UserWarning, match="struck"):
+        TokenLoader.from_state(state)
+
+
+def test_the_steps_of_a_document_are_those_of_its_copies(cache: Path) -> None:
+    loader = TokenLoader(str(cache), **SETTINGS, epochs=1)
+    list(loader), list(loader)
+    reads = [*loader.steps_of([7]).read]
+    assert {read.epoch for read in reads} == {0, 1}
+    found = set()
+    for step in range(loader.step):
+        trace: Any = loader.trace(step)
+        found |= {(step, row) for row in np.flatnonzero((trace.documents == 7).any(axis=1)).tolist()}
+    assert {(read.step, read.row) for read in reads} == found
