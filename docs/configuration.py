@@ -23,6 +23,7 @@ from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.keep import HasColumns, KeepsColumns
 from niels_cache_assets.sources.types import AddedHubFiles, AddedTable, PretrainSource, SftSource
 from niels_cache_assets.tokenizer.settings import TokenizerSettings
+from niels_cache_corpora.fim import FIMCopies
 
 TARGET = Path(__file__).with_suffix(".md")
 
@@ -162,6 +163,12 @@ def added_section() -> list[str]:
     ]
 
 
+def fim_section() -> list[str]:
+    """Return the section about the key `fim`."""
+    title = "### fim of [pretrain.NAME]"
+    return [title, "", "The keys of [fill-in-the-middle](code.md#fill-in-the-middle-with-cuts-inside-tokens):", "", *table(FIMCopies), ""]
+
+
 def source_section(kind: str, source: type[BaseModel], base: type[BaseModel]) -> list[str]:
     """Return the section about one kind of source: its purpose, and the keys that it does not share."""
     groups = [(title, model) for title, model in SHARED if issubclass(source, model) or shares(source, model)]
@@ -205,6 +212,7 @@ def reference() -> str:
             "",
         ]
         if family == "pretrain":
+            lines += fim_section()
             lines += added_section()
         for kind, source in kinds.items():
             lines += source_section(kind, source, base)

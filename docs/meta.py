@@ -55,7 +55,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey(
         "forms",
         _FAMILIES,
-        "Features that a reader must support, sorted: `pairs`, `parts`, `spans` (target spans), `uint32` (token type); "
+        "Features that a reader must support, sorted: `fim_copies`, `pairs`, `parts`, `spans` (target spans), `uint32` (token type); "
         "readers reject unknown features",
     ),
     MetaKey("meta_sha256", EVERY, "sha256 of this file with this value left empty"),
@@ -111,6 +111,13 @@ META_KEYS: tuple[MetaKey, ...] = (
     # Counts
     MetaKey("train_tokens", (*_FAMILIES, "suffixes"), "Number of tokens in train, including special tokens"),
     MetaKey("val_tokens", (*_FAMILIES, "suffixes"), "Number of tokens in val"),
+    MetaKey(
+        "fim",
+        ("pretrain",),
+        "With [copies of train](code.md#fill-in-the-middle-with-cuts-inside-tokens): the settings, the ids `sentinels` of prefix, suffix "
+        "and middle, and the number of documents that are `rearranged` in each copy. `train_tokens` counts the first copy, and "
+        "`train_fim1_tokens` and so on the others",
+    ),
     MetaKey("train_examples", ("sft",), "Number of examples in train"),
     MetaKey("val_examples", ("sft",), "Number of examples in val"),
     MetaKey(

@@ -18,7 +18,8 @@ from niels_cache_assets.disk.table_file import lineage_files
 from niels_cache_assets.facts.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, built_model
-from niels_cache_runtime.cache.opening import current_tokenizer_sha256, open_split
+from niels_cache_runtime.cache.mmap import slice_pieces
+from niels_cache_runtime.cache.opening import current_tokenizer_sha256, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Ints, Split, Tokens, documents_name, examples_name, tokenizer_dir, tokens_name
 from niels_cache_runtime.format.meta import read_meta
@@ -88,6 +89,7 @@ class TracedCache:
         meta = read_meta(path) if path.exists() else {}
         source = meta.get("source")  # an imported cache has none
         self._file_start = source.get("file_start") if isinstance(source, dict) else None
+        self._sentinels: list[int] = meta.get("fim", {}).get("sentinels", [])
         self.tokenizer = self._open_tokenizer(meta.get("tokenizer_sha256"))
         self._special = frozenset(self.tokenizer.special_token_ids().values()) if self.tokenizer else frozenset()
 
@@ -125,22 +127,33 @@ class TracedCache:
         if start is None or lineage is None or self.tokenizer is None or origin.document_offset is None:
             return None
         with suppress(NielsCacheError):  # the tokens may be elsewhere
-            split = open_split(self._split)
-            shard = [Path(each).name for each in split.shards].index(Path(str(origin.file)).name)
-            at, tokens, decode = (origin.offset or 0) - origin.document_offset, list[int](), self.tokenizer.decode
-            while at < 0:
-                shard -= 1
-                at += len(split.tokens.shards[shard])
-            while len(tokens) < lineage.tokens:
-                tokens += split.tokens.shards[shard][at : at + lineage.tokens - len(tokens)].tolist()
-                shard, at = shard + 1, 0
-            place = len(decode(tokens[: origin.document_offset + 1]))
-            return load_beside("corpora", "code.joining").path_at(decode(tokens), place, lineage.kept, start)
+            split = open_split(self._split.with_name(Path(str(origin.file)).parent.name), doc_ends=True)  # that of the copy of train
+            ends, document = require_doc_ends(self.folder, split.doc_ends), int(origin.document or 0)
+            first, end = int(ends[document - 1]) if document else 0, int(ends[document])
+            tokens, place = np.concatenate([*slice_pieces(split.tokens.shards, first, end)]).tolist(), origin.document_offset
+            if self._sentinels and tokens.count(self._sentinels[0]):
+                tokens, place = _with_middle_in_place(tokens, place, self._sentinels)
+            decode = self.tokenizer.decode
+            whole = decode(tokens)
+            return load_beside("corpora", "code.joining").path_at(whole, len(decode(tokens[: place + 1])), lineage.kept, start)
         return None
 
     def file(self, origin: TokenOrigin) -> str:
         """Return the path of the file with a token, relative to the folder of the data set."""
         return Path(str(origin.file)).absolute().relative_to(self._split.parent).as_posix()
+
+
+def _with_middle_in_place(tokens: list[int], place: int, sentinels: Sequence[int]) -> tuple[list[int], int]:
+    """Return the tokens of a document that a build has rearranged, in their order before that, and the place of one of them.
+
+    A sentinel has the place of the token after it.
+    """
+    pre, suf, mid = map(tokens.index, sentinels)
+    end = len(tokens) - 1  # EOT
+    numbers = [*range(pre), *range(pre + 1, suf), *range(mid + 1, end), *range(suf + 1, mid), end]
+    while place not in numbers:
+        place += 1
+    return [tokens[number] for number in numbers], numbers.index(place)
 
 
 def caches_of(trace: BatchTrace, numbers: Sequence[int], *, beside: Callable[[str], Path]) -> dict[str, TracedCache]:

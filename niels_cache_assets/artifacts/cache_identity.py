@@ -56,17 +56,17 @@ def cache_identity(
         "tokenizer_sha256": tokenizer_sha256,
         "revision": revision if prepared is None or prepared.source.decontaminate_against else None,
         "code_version": CODE_VERSIONS[source.family],
-        **_decontamination(registry, source),
+        **_pretrain_identity(registry, source),
         **dtype_identity(build, vocab_size),
         **(held_out_identity(registry, source, seed=build.seed) if prepared is None else {}),
     }
 
 
-def _decontamination(registry: Registry, source: Source) -> Identity:
+def _pretrain_identity(registry: Registry, source: Source) -> Identity:
     if not isinstance(source, PretrainSource):
         return {}
     own = decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=val_may_come_late(source))
-    return {**own, **references_identity(source, seed=registry.build.seed)}
+    return {**own, **source.fim_identity, **references_identity(source, seed=registry.build.seed)}
 
 
 def dtype_identity(build: BuildSettings, vocab_size: int | None) -> dict[str, str]:

@@ -126,12 +126,13 @@ class DatasetSpec(Generic[S]):
 
     @property
     def token_bytes(self) -> int:
-        """The size of a token of the cache.
+        """The size of a token of the cache, in all copies of train together.
 
         Raises:
             NielsCacheError: If [build] token_dtype is too narrow for the tokenizer.
         """
-        return TOKEN_DTYPES[choose_token_dtype(self.recorded_tokenizer[1], self.build.token_dtype)].itemsize
+        fim = getattr(self.source, "fim", None)
+        return TOKEN_DTYPES[choose_token_dtype(self.recorded_tokenizer[1], self.build.token_dtype)].itemsize * (fim.copies if fim else 1)
 
     @cached_property
     def siblings(self) -> Siblings:
@@ -451,6 +452,7 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
         decontaminate_threshold=source.decontaminate_threshold,
         keep=(*kept_columns(source, spec.registry.pretrain), *source.cut_columns),
         edges=load_beside("corpora", "code.edges").edge_finder(source, spec.registry.pretrain, spec.tokenizer),
+        fim=load_beside("corpora", "fim").CopyMaker(source, spec.tokenizer, seed=build.seed) if source.fim else None,
         **own,
     )
 

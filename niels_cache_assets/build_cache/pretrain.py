@@ -145,6 +145,7 @@ class PretrainBuild(CacheBuild):
     needs_train: bool = True  # False: a part of a data set, whose files may hold no document for train
     keep: tuple[str, ...] = ()  # columns whose values are kept in lineage
     edges: Any = None  # see DocumentEncoder
+    fim: Any = None  # what makes the copies of train (`CopyMaker` in niels_cache_corpora/fim.py)
 
     def __post_init__(self) -> None:
         require_whole_numbers(
@@ -187,6 +188,7 @@ class PretrainBuild(CacheBuild):
     def _meta(self) -> Meta:
         split_rule = f"val until {self.max_val_tokens} tokens, then train until {self.max_train_tokens}"
         keep = {"keep": list(self.keep)} if self.keep else {}
+        keep |= {"fim": self.fim.settings} if self.fim else {}
         return {**self.meta(split_rule), "append_eot": self.append_eot, "shard_bytes": self.shard_bytes, **self._decontamination, **keep}
 
     @property
@@ -206,6 +208,7 @@ class PretrainBuild(CacheBuild):
                 files=finished,
                 has_kept_values=bool(self.keep),
                 has_edges=self.edges is not None,
+                fim=self.fim,
             ) as writer,
             open_guard(
                 self.decontaminate,
@@ -248,6 +251,7 @@ class PretrainBuild(CacheBuild):
             append_eot=self.append_eot,
             raise_on_collision=self.on_collision == "raise",
             edges=self.edges,
+            fim=self.fim,
         )
 
     def _encode_until_budgets_met(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:

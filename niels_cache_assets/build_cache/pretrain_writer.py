@@ -43,6 +43,7 @@ class WriterState:
     """The state of a PretrainWriter at a checkpoint. The list of finished files is recorded separately. The default is that of no files."""
 
     splits: dict[Split, SplitState] = field(default_factory=lambda: dict.fromkeys(SPLITS, SplitState()))
+    copies: list[list[int]] = field(default_factory=list)
 
 
 class _SplitWriter:
@@ -124,6 +125,7 @@ class PretrainWriter:
         files: The files that were finished at this checkpoint.
         has_kept_values: Whether lineage has the kept values of documents.
         has_edges: Whether documents have edges of files.
+        fim: What makes the copies of train, or None.
     """
 
     def __init__(
@@ -136,8 +138,10 @@ class PretrainWriter:
         files: Files,
         has_kept_values: bool,
         has_edges: bool = False,
+        fim: Any = None,
     ) -> None:
         self.files: Files = dict(files)
+        self._copies = [fim.writer(root, dtype, shard_bytes, self.files, state)] if fim else []
         self._splits: dict[Split, _SplitWriter] = {
             split: _SplitWriter(
                 root,
@@ -156,32 +160,38 @@ class PretrainWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for writer in self._splits.values():
+        for writer in self._writers:
             writer.abandon()
+
+    @property
+    def _writers(self) -> list[Any]:
+        return [*self._splits.values(), *self._copies]
 
     @property
     def bytes(self) -> int:
         """The bytes written so far."""
-        return sum(writer.bytes for writer in self._splits.values())
+        return sum(writer.bytes for writer in self._writers)
 
     def write(self, parts: dict[Split, SplitPart]) -> None:
         """Append the parts of a batch to their splits."""
         for split, part in parts.items():
-            self._splits[split].write(part)
+            for writer in (self._splits[split], *self._copies):
+                writer.write(part)
 
     @property
     def unfinished(self) -> list[HashedFile]:
         """The unfinished files."""
-        return [file for writer in self._splits.values() for file in writer.unfinished]
+        return [file for writer in self._writers for file in writer.unfinished]
 
     @property
     def state(self) -> WriterState:
         """The state to resume from."""
-        return WriterState(splits={split: writer.state for split, writer in self._splits.items()})
+        splits = {split: writer.state for split, writer in self._splits.items()}
+        return WriterState(splits=splits, copies=[counts for writer in self._copies for counts in writer.state])
 
     def seal(self) -> None:
         """Finish every file of the cache, and flush it to the disk. Scratch files stay, because an interrupted build resumes from them."""
-        for writer in self._splits.values():
+        for writer in self._writers:
             writer.seal()
 
     def tokens(self, split: Split) -> int:
@@ -204,4 +214,5 @@ class PretrainWriter:
             "characters": {split: writer.characters for split, writer in self._splits.items()},
             "cut": {split: int(writer.cut is not None) for split, writer in self._splits.items()},
             "cut_document": {split: writer.cut for split, writer in self._splits.items()},
+            **{key: value for writer in self._copies for key, value in writer.totals.items()},
         }

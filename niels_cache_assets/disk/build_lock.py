@@ -15,7 +15,7 @@ from niels_cache_assets.disk.journal import partial_directory, read_journal, rea
 from niels_cache_assets.disk.space import disk_error_message
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import LockOwner, hold_lock, lock_owner, sync
-from niels_cache_runtime.format.layout import SPLITS, VAL_TEXTS, documents_folder, is_cache_file, is_tokenizer_file
+from niels_cache_runtime.format.layout import SPLITS, VAL_TEXTS, documents_folder, is_cache_file, is_tokenizer_file, name_in_train
 from niels_cache_runtime.format.safe_open import require_utf8
 
 _WAIT_SECONDS = 0.2
@@ -24,7 +24,7 @@ _FOLDERS = (VAL_TEXTS, *SPLITS, *map(documents_folder, SPLITS))
 
 def is_cache_name(name: str) -> bool:
     """Return whether caches or tokenizers contain a file or folder with this name."""
-    return name in _FOLDERS or is_cache_file(name) or is_tokenizer_file(name)
+    return name_in_train(name) in _FOLDERS or is_cache_file(name) or is_tokenizer_file(name)
 
 
 class BuildStatus(NamedTuple):

@@ -19,7 +19,6 @@ from niels_cache_runtime.format.layout import (
     SIDES,
     Family,
     Ints,
-    Split,
     Tokens,
     doc_ends_name,
     documents_name,
@@ -49,7 +48,7 @@ class SplitTokens:
     Args:
         folder: The folder of the data set.
         family: The family of the data set.
-        split: The split.
+        split: The split, or the name of a copy of train (`copies_of`), which has no lineage.
         meta: The meta.json of the data set.
         shards: The token files in order, if they are not in the folder: anything with a length that gives an array for a slice.
 
@@ -62,7 +61,7 @@ class SplitTokens:
         NielsCacheError: If files are missing or inconsistent.
     """
 
-    def __init__(self, folder: Path, family: Family, split: Split, meta: Meta, *, shards: Sequence[Any] | None = None) -> None:
+    def __init__(self, folder: Path, family: Family, split: Any, meta: Meta, *, shards: Sequence[Any] | None = None) -> None:
         self._folder, self._family, self._split = folder, family, split
         self.paths: Sequence[Path] = ()
         if shards is None:

@@ -25,10 +25,12 @@ from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     SPLITS,
     Split,
+    copies_of,
     doc_ends_name,
     documents_folder,
     documents_name,
     file_edges_name,
+    name_in_train,
     shard_name,
 )
 from niels_cache_runtime.format.meta import Meta, content_sha256, cut_ordinals
@@ -54,15 +56,20 @@ class SealInput:
     meta: Meta
     splits: tuple[Split, ...] = SPLITS
 
-    def shards(self, split: Split) -> list[str]:
+    def takes(self, split: str) -> bool:
+        """Return whether a split, or a copy of train, is taken from it."""
+        return name_in_train(split) in self.splits
+
+    def shards(self, split: str) -> list[str]:
         """Return the relative paths of the shards of a split, in order. There are none if the split is not taken."""
-        count = sum(path.startswith(f"{split}/") for path in self.meta["files"]) if split in self.splits else 0
+        count = sum(path.startswith(f"{split}/") for path in self.meta["files"]) if self.takes(split) else 0
         return [f"{split}/{shard_name(index)}" for index in range(count)]
 
-    def count(self, key: str, split: Split) -> int:
+    def count(self, key: str, split: str) -> int:
         """Return the tokens or documents of a split, or 0 if the split is not taken."""
-        found = self.meta[f"{split}_tokens"] if key == "tokens" else self.meta[key][split]
-        return int(found) if split in self.splits else 0
+        if not self.takes(split):
+            return 0
+        return int(self.meta[f"{split}_tokens"] if key == "tokens" else self.meta[key][name_in_train(split)])
 
 
 Link = Callable[[Path, Path, int], None]  # gives a file of a part, which has this size, another name in the joined cache
@@ -82,14 +89,17 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Lo
         NielsCacheError: If the document ends of a part do not match its tokens, or if copies are needed and do not fit on the disk.
     """
     files: Files = {}
-    taken = ((member, path) for member in members for split in member.splits for path in (*member.shards(split), documents_name(split)))
+    last = members[-1].meta
+    splits = (*SPLITS, *copies_of(last))
+    lineage = ((member, documents_name(split)) for member in members for split in member.splits)
+    taken = (*lineage, *((member, path) for member in members for split in splits for path in member.shards(split)))
     link_file = link or HardLinker(sum(member.meta["files"][path]["bytes"] for member, path in taken), target=target, log=log).add
 
     def add(member: SealInput, path: str, name: str) -> None:
         files[name] = dict(member.meta["files"][path])
         link_file(member.directory / path, directory / name, files[name]["bytes"])
 
-    for split in SPLITS:
+    for split in splits:
         (directory / split).mkdir()
         number = 0
         for member in members:
@@ -97,6 +107,7 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Lo
                 add(member, path, f"{split}/{shard_name(number)}")
                 number += 1
         write_blocks(NpyWriter(directory, doc_ends_name(split), DOC_ENDS_DTYPE, files), _offsets(members, split, doc_ends_name(split)))
+    for split in SPLITS:
         name = file_edges_name(split)
         if all(name in member.meta["files"] for member in members):
             write_blocks(NpyWriter(directory, name, DOC_ENDS_DTYPE, files), _offsets(members, split, name))
@@ -105,9 +116,10 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Lo
     counted = {key: {split: sum(member.count(key, split) for member in members) for split in SPLITS} for key in ("documents", "characters")}
     cut = {split: [*_cut_documents(members, split)] for split in SPLITS}
     return {
-        **{key: members[-1].meta[key] for key in _SHARED},
-        **{key: members[-1].meta[key] for key in ("decontaminate", "fim_tokens", "keep") if key in members[-1].meta},
-        **{f"{split}_tokens": sum(member.count("tokens", split) for member in members) for split in SPLITS},
+        **{key: last[key] for key in _SHARED},
+        **{key: last[key] for key in ("decontaminate", "fim_tokens", "keep") if key in last},
+        **({"fim": {**last["fim"], "rearranged": _rearranged(members)}} if "fim" in last else {}),
+        **{f"{split}_tokens": sum(member.count("tokens", split) for member in members) for split in splits},
         **counted,
         "cut": {split: len(ordinals) for split, ordinals in cut.items()},
         "cut_document": cut,
@@ -118,9 +130,9 @@ def seal(members: Sequence[SealInput], directory: Path, *, target: Path, log: Lo
         "parts": [
             {
                 "name": member.name,
-                "shards": {split: len(member.shards(split)) for split in SPLITS},
-                "tokens": {split: member.count("tokens", split) for split in SPLITS},
-                "documents": {split: member.count("documents", split) for split in SPLITS},
+                "shards": {split: len(member.shards(split)) for split in splits},
+                "tokens": {split: member.count("tokens", split) for split in splits},
+                "documents": {split: member.count("documents", split) for split in splits},
                 "short": member.meta["part"]["short"],
                 "meta_sha256": member.meta["meta_sha256"],
             }
@@ -192,11 +204,16 @@ def write_blocks(writer: NpyWriter, blocks: Iterable[np.ndarray]) -> None:
             writer.write(block)
 
 
-def _offsets(members: Sequence[SealInput], split: Split, name: str) -> Iterator[np.ndarray]:
+def _rearranged(members: Sequence[SealInput]) -> list[int]:
+    """Return how many documents are rearranged in each copy of train."""
+    return [*map(sum, zip(*(member.meta["fim"]["rearranged"] for member in members if member.takes("train")), strict=True))]
+
+
+def _offsets(members: Sequence[SealInput], split: str, name: str) -> Iterator[np.ndarray]:
     """Yield the offsets of a split in blocks, each shifted by the number of tokens before its part."""
     before = 0
     for member in members:
-        if split not in member.splits:
+        if not member.takes(split):
             continue
         path, tokens = member.directory / name, member.count("tokens", split)
         ends = map_offsets(path, DOC_ENDS_DTYPE)

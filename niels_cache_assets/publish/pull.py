@@ -38,6 +38,7 @@ from niels_cache_runtime.format.layout import (
     TARGETS_DTYPE,
     WEIGHTS_DTYPE,
     Split,
+    copies_of,
     dataset_dir,
     doc_ends_name,
     documents_folder,
@@ -45,6 +46,7 @@ from niels_cache_runtime.format.layout import (
     examples_name,
     file_edges_name,
     idx_name,
+    name_in_train,
     span_names,
     target_ends_name,
     target_weights_name,
@@ -123,14 +125,14 @@ def pull(
     with lock_target(target), staged(target, resumable=True) as folder:
         _start_journal(folder, meta)
         own = OwnedFolder(folder.parent)
-        for each in SPLITS if published.family == "pretrain" else ():
+        for each in (*SPLITS, *copies_of(meta)) if published.family == "pretrain" else ():
             own.make_folder(f"{folder.name}/{each}")
         fetched += _fetch(source, tally, own, {file: f"{folder.name}/{file.path}" for file in files})
         for path, content in empty.items():
             own.write(f"{folder.name}/{path}", content)
         content = published.meta_content if split is None else encode_meta(str(target / META_NAME), meta)
         own.write(f"{folder.name}/{META_NAME}", content)
-        _refuse_foreign_files(folder, {*meta["files"], *SPLITS, META_NAME, JOURNAL_NAME})
+        _refuse_foreign_files(folder, {*meta["files"], *SPLITS, *copies_of(meta), META_NAME, JOURNAL_NAME})
     return PullResult(
         directory=target, state="replaced" if is_there else "pulled", meta=load_meta(target / META_NAME), fetched_bytes=fetched
     )
@@ -235,7 +237,8 @@ def only_split(meta: Meta, split: Split) -> tuple[Meta, dict[str, bytes]]:
     files = {path: entry for path, entry in meta["files"].items() if not _is_of(path, other)}
     empty = _empty_files(other, span_names(meta, other)) if meta["kind"] == "sft" else {}
     files |= {path: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for path, content in empty.items()}
-    found = {key: value for key, value in meta.items() if key not in ("meta_sha256", "overlap")}
+    left_out = ("meta_sha256", "overlap", "forms", *(["fim", *(f"{name}_tokens" for name in copies_of(meta))] if split == "val" else []))
+    found = {key: value for key, value in meta.items() if key not in left_out}
     found |= {"files": files, "content_sha256": content_sha256(files), "fingerprint": None}
     found |= {f"{other}_{unit}": 0 for unit in _COUNTS if f"{other}_{unit}" in meta}
     found |= {key: {**meta[key], other: 0} for key in _BY_SPLIT if isinstance(meta.get(key), dict) and other in meta[key]}
@@ -249,6 +252,7 @@ def only_split(meta: Meta, split: Split) -> tuple[Meta, dict[str, bytes]]:
 def _is_of(path: str, split: Split) -> bool:
     of_pretrain = (doc_ends_name, file_edges_name, documents_name)
     of_split = (*of_pretrain, tokens_name, idx_name, targets_name, target_ends_name, target_weights_name, examples_name)
+    path = name_in_train(path)
     return path in (name(split) for name in of_split) or path.startswith((f"{split}/", f"{documents_folder(split)}/"))
 
 

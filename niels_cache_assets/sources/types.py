@@ -11,11 +11,12 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
 
 from niels_cache_assets.base import defaults
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.base.config_path import SENTINELS, LearnedTurns, NameOrPath, TemplateName
 from niels_cache_assets.base.config_path import ConfigPath as ConfigPath
 from niels_cache_assets.base.documents import (
@@ -339,7 +340,7 @@ class PretrainSource(Source):
     # Separate fingerprints cover these keys: those of preparation and of decontamination.
     # A plan has its own identity for `added`, and the fingerprint has the ids in the file for `exclude`.
     never_counts = frozenset(
-        {"prepare", "cleaning", "steps", "added", "exclude", "exclude_must_match", "tokens_in_parts", *_DECONTAMINATION}
+        {"prepare", "cleaning", "steps", "added", "fim", "exclude", "exclude_must_match", "tokens_in_parts", *_DECONTAMINATION}
     )
 
     train_tokens: PositiveInt | None = None
@@ -367,6 +368,8 @@ class PretrainSource(Source):
     """Drop train documents that contain this many consecutive words of a text in `decontaminate_against`"""
     decontaminate_units: Literal["words", "code"] = "words"
     """'code' compares names, numbers and keywords of code with those in `decontaminate_against`, and reads its solutions too"""
+    fim: Annotated[Any, BeforeValidator(lambda table: load_beside("corpora", "fim").FIMCopies.of(table))] = None
+    """Copies of train with documents rearranged to [fill in the middle](code.md#fill-in-the-middle-with-cuts-inside-tokens)"""
     parts: PositiveInt = 1
     """Number of parts, which several processes can build in parallel"""
     tokens_in_parts: bool = False
@@ -420,6 +423,11 @@ class PretrainSource(Source):
         if self.parts > 1 or self.added:
             self._refuse_for_parts()
         return self
+
+    @property
+    def fim_identity(self) -> Identity:
+        """The settings of `fim`, for the fingerprint of the cache. The documents of the source do not depend on them."""
+        return {} if self.fim is None else {"fim": self.fim.model_dump(mode="json", exclude_defaults=True)}
 
     @property
     def has_corpus(self) -> bool:

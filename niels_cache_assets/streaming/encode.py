@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -83,6 +85,7 @@ class DocumentEncoder:
         append_eot: Whether each document ends with one EOT.
         raise_on_collision: Whether a text that contains a special token is an error. Otherwise it is dropped and counted.
         edges: Finds the edges of the files of documents (niels_cache_corpora/code/edges.py). None if documents have one file each.
+        fim: What makes the copies of train (`CopyMaker` in niels_cache_corpora/fim.py). None: train has no copies.
     """
 
     tokenizer: BuildTokenizer
@@ -91,6 +94,7 @@ class DocumentEncoder:
     append_eot: bool = True
     raise_on_collision: bool = False
     edges: Any = None
+    fim: Any = None
 
     def encode(
         self,
@@ -154,8 +158,9 @@ class DocumentEncoder:
                 keep &= ~found
         if not keep.all():
             documents, ids, lengths, hashes = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep], hashes[keep]
-        tokens, lengths = add_bos_and_eot(ids, lengths, self.dtype, bos=tokenizer.bos, eot=tokenizer.eot if self.append_eot else None)
-        return EncodedDocuments(documents, tokens, lengths, hashes, drops, chunks)
+        framed = partial(add_bos_and_eot, dtype=self.dtype, bos=tokenizer.bos, eot=tokenizer.eot if self.append_eot else None)
+        copies = [*self.fim.copies(documents, compress(texts, keep), (ids, lengths), tokenizer, batch, framed)] if self.fim else ()
+        return EncodedDocuments(documents, *framed(ids, lengths), hashes, drops, chunks, copies=copies)
 
 
 def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Iterator[Chunks]:

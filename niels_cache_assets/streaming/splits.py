@@ -3,7 +3,7 @@
 The splitter for finite sources is in `sources.val_share`.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +36,7 @@ class SplitPart:
         lengths: (n,) int64, the number of tokens of each document.
         characters: The length of all texts.
         cut: The position of the document that a budget cut, or None. A budget is exceeded only once, so a split has at most one.
+        copies: The documents in each copy of train. The tokens and lengths are then those of the first one.
     """
 
     lineage: dict[str, Any]
@@ -43,6 +44,7 @@ class SplitPart:
     lengths: np.ndarray
     characters: int
     cut: int | None
+    copies: Sequence[Any] = ()
 
 
 class BudgetSplitter:
@@ -51,7 +53,7 @@ class BudgetSplitter:
     A document that has a split goes to this split. Every other document goes whole to val until the budget of val is met, and then to
     train. A document that exceeds a budget is cut at the budget. Its last kept token becomes EOT if documents end with EOT. The rest of the
     document is dropped; it never goes to the other split. So a split by budget has exactly as many tokens as its budget, unless the source
-    ends earlier.
+    ends earlier. If train has copies, the tokens of the documents as they are count.
 
     Args:
         max_train_tokens: The budget of train, at least 1.
@@ -106,7 +108,7 @@ class BudgetSplitter:
         """Distribute the documents of a batch to the splits. Documents beyond the budgets are left out."""
         if self._all_go_to_train(batch):
             self.remaining["train"] -= len(batch.tokens)
-            return {"train": _split_part(batch, slice(None), batch.tokens, batch.lengths, None)}
+            return {"train": _split_part(batch, "train", slice(None), batch.tokens, batch.lengths, None)}
         kept = batch.lengths.copy()
         target = batch.documents.split.copy()  # index into SPLITS; NO_SPLIT: beyond the budgets
         for split in ("val", "train"):
@@ -119,7 +121,7 @@ class BudgetSplitter:
             if overrun > 0:
                 kept[taken[-1]] -= overrun
             self.remaining[split] -= int(kept[taken].sum())
-        return {split: self._part(batch, target == index, kept) for index, split in enumerate(SPLITS) if (target == index).any()}
+        return {split: self._part(batch, split, target == index, kept) for index, split in enumerate(SPLITS) if (target == index).any()}
 
     def _all_go_to_train(self, batch: EncodedDocuments) -> bool:
         """Return whether this is a usual batch: val is full, no document has a split, and the budget of train is not met."""
@@ -136,9 +138,9 @@ class BudgetSplitter:
         ends = np.cumsum(batch.lengths[candidates])
         return candidates[: int(np.searchsorted(ends, self.remaining[split], side="left")) + 1]
 
-    def _part(self, batch: EncodedDocuments, chosen: np.ndarray, kept: np.ndarray) -> SplitPart:
+    def _part(self, batch: EncodedDocuments, split: Split, chosen: np.ndarray, kept: np.ndarray) -> SplitPart:
         if chosen.all() and (kept == batch.lengths).all():
-            return _split_part(batch, slice(None), batch.tokens, batch.lengths, None)
+            return _split_part(batch, split, slice(None), batch.tokens, batch.lengths, None)
         tokens, lengths = batch.tokens[np.repeat(chosen, batch.lengths)], kept[chosen]
         missing = batch.lengths[chosen] - lengths
         cut = int(missing.argmax()) if missing.any() else None  # a budget cuts one document
@@ -147,11 +149,16 @@ class BudgetSplitter:
             tokens = np.delete(tokens, slice(end, end + int(missing[cut])))
             if self._eot is not None:
                 tokens[end - 1] = self._eot
-        return _split_part(batch, chosen, tokens, lengths, cut)
+        return _split_part(batch, split, chosen, tokens, lengths, cut)
 
 
-def _split_part(batch: EncodedDocuments, chosen: np.ndarray | slice, tokens: np.ndarray, lengths: np.ndarray, cut: int | None) -> SplitPart:
-    documents = batch.documents
+def _split_part(
+    batch: EncodedDocuments, split: Split, chosen: np.ndarray | slice, tokens: np.ndarray, lengths: np.ndarray, cut: int | None
+) -> SplitPart:
+    documents, characters = batch.documents, int(batch.documents.characters[chosen].sum())
+    copies = [copy.part(chosen, tokens, lengths, cut) for copy in batch.copies] if split == "train" else ()
+    if copies:
+        tokens, lengths, _ = copies[0]
     lineage = {
         "source_id": documents.source_id[chosen],
         "file": documents.file[chosen],
@@ -161,7 +168,7 @@ def _split_part(batch: EncodedDocuments, chosen: np.ndarray | slice, tokens: np.
         "kept": np.full(len(lengths), None, dtype=object) if documents.kept is None else documents.kept[chosen],
         "edges": documents.edges if documents.edges is None else documents.edges[chosen],
     }
-    return SplitPart(lineage=lineage, tokens=tokens, lengths=lengths, characters=int(documents.characters[chosen].sum()), cut=cut)
+    return SplitPart(lineage=lineage, tokens=tokens, lengths=lengths, characters=characters, cut=cut, copies=copies)
 
 
 def encoded_head(documents: Iterable[DocumentBatch], encode: Encode, splitter: BudgetSplitter) -> Generator[EncodedDocuments]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ class EncodedDocuments:
         chunks: The chunks that were read, which still contain the dropped documents.
         screened: Whether these documents were already compared with val (decontaminate.py).
         overlaps: Examples of documents that were dropped because of `decontaminate_against`, as rows for meta.json.
+        copies: The documents in each copy of train (`DocumentCopy` in niels_cache_corpora/fim.py). Empty if train has no copies.
     """
 
     documents: DocumentBatch
@@ -36,6 +37,7 @@ class EncodedDocuments:
     chunks: Chunks
     screened: bool = False
     overlaps: tuple[dict[str, Any], ...] = ()
+    copies: Sequence[Any] = ()
 
     @property
     def position(self) -> StreamPosition:
@@ -47,7 +49,8 @@ class EncodedDocuments:
         if kept.all():
             return self
         tokens = self.tokens[np.repeat(kept, self.lengths)]
-        return replace(self, documents=self.documents[kept], tokens=tokens, lengths=self.lengths[kept], hashes=self.hashes[kept])
+        columns = {name: getattr(self, name)[kept] for name in ("documents", "lengths", "hashes")}
+        return replace(self, tokens=tokens, copies=[copy.keep(kept) for copy in self.copies], **columns)
 
 
 @dataclass(frozen=True, kw_only=True)

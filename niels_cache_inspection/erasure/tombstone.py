@@ -29,7 +29,7 @@ from niels_cache_assets.disk.writers import Files
 from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import remove, replace_folder, sync
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, Ints, Split, Tokens, tombstone_id
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, Ints, Split, Tokens, copies_of, tombstone_id
 from niels_cache_runtime.format.meta import Meta, content_sha256, is_hashed_content, read_meta, sha256_file, write_meta
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def strike(folder: Path, family: Family, documents: Mapping[Split, Sequence[int]
     with lock_target(folder):
         meta = read_meta(folder / META_NAME)
         splits = {split: SplitTokens(folder, family, split, meta) for split in SPLITS}
+        copies = [SplitTokens(folder, family, name, meta) for name in copies_of(meta)]  # of train
         known = meta.get("tombstones", {}).get("documents", {})
         wanted = {split: sorted({*documents.get(split, ())} - {*known.get(split, ())}) for split in SPLITS}
         for split, numbers in wanted.items():
@@ -67,13 +68,15 @@ def strike(folder: Path, family: Family, documents: Mapping[Split, Sequence[int]
         if not any(wanted.values()):
             return meta
         token = tombstone_id(meta)
-        token = _unused_id(folder, meta, [*splits.values()]) if token is None else token
+        token = _unused_id(folder, meta, [*splits.values(), *copies]) if token is None else token
         partial = folder.with_name(f".{folder.name}.gone")
         remove(partial)
         files = dict(meta["files"])
         for split, numbers in wanted.items():
             if numbers:
-                _strike_split(folder, partial, splits[split], numbers, token=token, meta=meta, files=files)
+                _strike_lineage_of(folder, partial, splits[split], numbers, meta=meta, files=files)
+                for tokens in (splits[split], *(copies if split == "train" else ())):
+                    _strike_tokens(folder, partial, tokens, numbers, token=token, meta=meta, files=files)
         for path in folder.rglob("*"):
             copy = partial / path.relative_to(folder)
             if path.is_dir():
@@ -124,10 +127,10 @@ def _blocks(shard: Tokens) -> Iterator[Tokens]:
         yield shard[first : first + _TOKENS_AT_ONCE]
 
 
-def _strike_split(
+def _strike_tokens(
     folder: Path, partial: Path, tokens: SplitTokens, numbers: Sequence[int], *, token: int, meta: Meta, files: Files
 ) -> None:
-    """Write the shards and the lineage of a split without these documents into `partial`."""
+    """Write the shards of a split, or of a copy of train, without these documents into `partial`."""
     special, ends = _special_ids(meta), [0, *np.cumsum([len(shard) for shard in tokens.shards]).tolist()]
     bounds = [tokens.bounds(number) for number in numbers]
     for (first, last), path in zip(pairwise(ends), tokens.paths, strict=True):
@@ -144,6 +147,10 @@ def _strike_split(
             del written
             sync(copy)
             files[relative] = {"bytes": copy.stat().st_size, "sha256": sha256_file(copy)}
+
+
+def _strike_lineage_of(folder: Path, partial: Path, tokens: SplitTokens, numbers: Sequence[int], *, meta: Meta, files: Files) -> None:
+    """Write the lineage of a split without these documents into `partial`."""
     rows = 0
     for table in lineage_files(tokens.lineage, meta):
         with table.open() as parquet:

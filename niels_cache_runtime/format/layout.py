@@ -5,6 +5,7 @@ folder.
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from itertools import count, takewhile
 from pathlib import Path
@@ -116,15 +117,34 @@ def has_target_weights(meta: Mapping[str, Any] | None) -> bool:
     return meta is not None and meta.get("kind") == "sft" and target_weights_name("train") in (meta.get("files") or ())
 
 
+def copy_name(number: int) -> str:
+    """Return the name of a further copy of train, counted from 1; see `copies_of`."""
+    return f"train_fim{number}"
+
+
+def copies_of(meta: Mapping[str, Any] | None) -> list[str]:
+    """Return the names of the further copies of train in a cache with this meta.json, whose documents were rearranged when it was built.
+
+    A copy has the documents of train in their order, as a folder of shards and a file of document ends. An epoch reads train or a copy.
+    """
+    return [copy_name(number) for number in range(1, meta["fim"]["copies"])] if meta and "fim" in meta else []
+
+
+def name_in_train(path: str) -> str:
+    """Return the path in a cache that a file of a copy of train would have in train itself, or the path of any other file."""
+    return re.sub(r"^train_fim[1-9]\d*(?=/|_doc_ends|$)", "train", path)
+
+
 def has_pairs(meta: Mapping[str, Any] | None) -> bool:
     """Return whether the examples of a cache with this meta.json are preference pairs. Each has two entries in `idx_name`: its sides."""
     return meta is not None and meta.get("kind") == "sft" and "sides" in meta
 
 
 # What a reader must know to read a cache, beyond uint16 tokens in full shards and targets that sentinels mark. Without it, a reader would
-# misread the tokens, find no targets, learn rejected answers, leave out weights, learn the tokens that stand for struck documents, or find
-# the short shards of parts damaged. So it refuses an unknown form.
+# misread the tokens, find no targets, learn rejected answers, leave out weights, learn the tokens that stand for struck documents, read
+# one copy in all epochs, or find the short shards of parts damaged. So it refuses an unknown form.
 CACHE_FORMS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "fim_copies": lambda meta: bool(copies_of(meta)),
     "pairs": has_pairs,
     "parts": lambda meta: meta.get("kind") == "pretrain" and "parts" in meta,  # the last shard of each part may be short
     "spans": has_spans,
@@ -266,7 +286,7 @@ def is_shard_name(name: str) -> bool:
 
 def is_cache_file(path: str) -> bool:
     """Return whether a cache may have such a file beside its meta.json. `path` is relative to the folder of the data set."""
-    folder, _, name = path.rpartition("/")
+    folder, _, name = name_in_train(path).rpartition("/")
     if folder in SPLITS:
         return is_shard_name(name)
     if folder:

@@ -34,6 +34,7 @@ FORMS: dict[str, Callable[[Any], bool]] = {
     "a table or null": lambda value: value is None or _is_table(value),
     "a table of whole numbers": lambda value: _is_table(value) and all(map(is_count, value.values())),
     "a list of texts": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "a table with a number of copies": lambda value: _is_table(value) and is_count(value.get("copies")),
     "a list of tables": lambda value: isinstance(value, list) and all(map(_is_table, value)),
 }
 
@@ -48,6 +49,7 @@ _KEYS = {  # by form; a key has the same form in all kinds of folders
         "files source decontaminate decontaminate_against special_token_ids template cut_document part facts special_tokens trained_on "
         "steps lengths masked splits settings inputs datasets parameters overlap tombstones"
     ),
+    "a table with a number of copies": "fim",
     "true or false": "built append_eot",
     "text or null": "fingerprint dataset_name dataset_config dataset_revision split_rule tokenizer_sha256",
     "a whole number or null": "seed vocab_size shard_bytes",

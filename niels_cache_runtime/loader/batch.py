@@ -25,7 +25,7 @@ from niels_cache_runtime.loader.documents import (
     position_ids,
 )
 from niels_cache_runtime.loader.run_order import SampleLocations
-from niels_cache_runtime.loader.source import DocumentStarts, Heads, SampleRows, SampleSource
+from niels_cache_runtime.loader.source import DocumentStarts, Heads, SampleRows, SampleSource, of_epoch
 from niels_cache_runtime.loader.target_weights import TargetWeights
 
 FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids", "weights")
@@ -292,10 +292,10 @@ class BatchMaker:
         """Read the rows at `located`, with one read for each pair of source and epoch. Return the rows in the order of `located`."""
         if located.same is not None:
             source, epoch = located.same
-            return self._sources[source].read(located.numbers, epoch=epoch, boundaries=self._boundaries)
+            return of_epoch(self._sources[source], epoch).read(located.numbers, epoch=epoch, boundaries=self._boundaries)
         n, groups = len(located), list(located.groups())
         parts = [
-            (places, self._sources[source].read(located.numbers[places], epoch=epoch, boundaries=self._boundaries))
+            (places, of_epoch(self._sources[source], epoch).read(located.numbers[places], epoch=epoch, boundaries=self._boundaries))
             for source, epoch, places in groups
         ]
         tokens = np.empty((n, self._T + 1), dtype=np.result_type(TOKEN_DTYPE, *(rows.tokens.dtype for _, rows in parts)))

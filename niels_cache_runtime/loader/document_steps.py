@@ -17,7 +17,7 @@ from niels_cache_runtime.format.layout import Ints
 from niels_cache_runtime.loader.order import MAX_SAMPLES
 from niels_cache_runtime.loader.packing.segments import number_ranges
 from niels_cache_runtime.loader.run_order import RunOrder
-from niels_cache_runtime.loader.source import SampleSource
+from niels_cache_runtime.loader.source import SampleSource, of_epoch
 from niels_cache_runtime.loader.steps import Position, Steps
 
 Documents = Iterable[int | tuple[int, int, int]]
@@ -168,7 +168,7 @@ def find_steps(
         documents = wanted.documents[indices]
         found = []
         for epoch in epochs:
-            rows = source.samples_of(np.unique(documents), epoch=epoch)
+            rows = of_epoch(source, epoch).samples_of(np.unique(documents), epoch=epoch)
             samples = run_order.samples_of(name, epoch, rows.numbers)
             found.append((rows.documents, np.full_like(samples, epoch), *rows[2:], samples, rows.numbers))
         numbers, of_epochs, firsts, ends, offsets, tokens, samples, of_source = map(np.concatenate, zip(*found, strict=True))

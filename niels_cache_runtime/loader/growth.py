@@ -10,7 +10,7 @@ every later epoch has all of them. The state of a loader has these numbers (`pha
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,29 @@ class Epochs:
         first, before = self.phases[phase]
         end = first - (first - taken) // before * before
         return Epochs([*(self.phases[: phase + 1] if end > first else self.phases[:phase]), (end, samples)])
+
+
+class CopyEpochs(Epochs):
+    """The epochs of a source that reads itself and its copies in turn.
+
+    Args:
+        samples: The number of samples of the source and of each copy.
+    """
+
+    def __init__(self, samples: Sequence[int]) -> None:
+        *firsts, self._all = accumulate(samples, initial=0)
+        super().__init__([*zip(firsts, samples, strict=True)], range(len(samples)))
+
+    def at(self, taken: Ints) -> tuple[Ints, Ints]:
+        rounds, taken = np.divmod(taken, self._all)
+        epochs, places = super().at(taken)
+        return epochs + rounds * len(self.phases), places
+
+    def phase(self, epoch: int) -> int:
+        return epoch % len(self.phases)
+
+    def start(self, epoch: int) -> int:
+        return epoch // len(self.phases) * self._all + self.phases[self.phase(epoch)][0]
 
 
 def resumed_phases(state: Mapping[str, Any], sources: NamedSources, taken: Sequence[int], *, grown: bool) -> dict[str, Phases]:

@@ -45,7 +45,7 @@ from niels_cache_runtime.loader.settings import (
     have_pairs,
     row_weights,
 )
-from niels_cache_runtime.loader.source import SourceBlocks
+from niels_cache_runtime.loader.source import SourceBlocks, of_epoch
 from niels_cache_runtime.loader.state import (
     State,
     arguments_of_state,
@@ -447,7 +447,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
         """
         name, wanted = self._wanted(source, [document])
         epoch = check_whole("epoch", epoch, most=_MOST_EPOCHS)
-        found = self._sources[name].samples_of(wanted.documents, epoch=epoch)
+        found = of_epoch(self._sources[name], epoch).samples_of(wanted.documents, epoch=epoch)
         samples = self._run_order.samples_of(name, epoch, found.numbers).tolist()
         return [(None if sample < 0 else sample, column) for sample, column in zip(samples, found.firsts.tolist(), strict=True)]
 
@@ -537,6 +537,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
             shuffle=settings.shuffle,
             blocks=self._blocks(),
             lanes=settings.lanes,
+            copies={name: [each.samples for each in (own, *own.copies)] for name, own in self._sources.items() if own.copies},
         )
 
     def _visits_of(self, names: Collection[str]) -> Iterator[BlockVisit]:
@@ -614,7 +615,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
     def _prepare(self, located: SampleLocations) -> None:
         for source, epoch, places in located.groups() if self._packed else ():
             if (packed := self._packed.get(self.names[source])) is not None:
-                packed.prepare(located.numbers[places], epoch=epoch)
+                of_epoch(packed, epoch).prepare(located.numbers[places], epoch=epoch)
 
     @property
     def _steps(self) -> Steps:

@@ -14,6 +14,7 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
 from niels_cache_runtime.loader.blend import Blend, Schedule
 from niels_cache_runtime.loader.blocks import BlockOrder, BlockVisit, block_visits
-from niels_cache_runtime.loader.growth import Epochs, Phases
+from niels_cache_runtime.loader.growth import CopyEpochs, Epochs, Phases
 from niels_cache_runtime.loader.order import MAX_SAMPLES, Order
 from niels_cache_runtime.loader.source import SourceBlocks
 from niels_cache_runtime.loader.steps import Position, Steps
@@ -82,6 +83,7 @@ class RunOrder:
         shuffle: With False, the samples of a source come in the order of their numbers.
         blocks: The blocks of each source, for an order in blocks. None means an order of the whole split.
         lanes: The number of lanes of an order in blocks.
+        copies: For each source with copies, by name, the number of samples of the source and of each copy.
     """
 
     def __init__(
@@ -93,11 +95,12 @@ class RunOrder:
         shuffle: bool,
         blocks: Sequence[SourceBlocks] | None = None,
         lanes: int = 1,
+        copies: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self.names = tuple(samples)
         self.samples = np.array([*samples.values()], dtype=np.int64)
         self.blend = Blend(self.names, schedule, lanes=lanes)
-        self.lanes = lanes
+        self.lanes, self._copies = lanes, copies
         self._blocks, self._seed, self._shuffle = blocks, seed, shuffle
         self._set_epochs({})
 
@@ -121,8 +124,11 @@ class RunOrder:
 
     def _set_epochs(self, phases: Mapping[str, Phases]) -> None:
         self.phases = dict(phases)
-        self._epochs = [Epochs(phases.get(name, ((0, n),))) for name, n in zip(self.names, self.samples.tolist(), strict=True)]
-        self._grown = [source for source, name in enumerate(self.names) if name in phases]
+        self._epochs = [
+            CopyEpochs(self._copies[name]) if name in self._copies else Epochs(phases.get(name, ((0, n),)))
+            for name, n in zip(self.names, self.samples.tolist(), strict=True)
+        ]
+        self._grown = [source for source, name in enumerate(self.names) if name in {*phases, *self._copies}]
         self._orders = [self._orders_of(source) for source in range(len(self.names))]
 
     def _orders_of(self, source: int) -> Sequence[Order] | Sequence[BlockOrder]:

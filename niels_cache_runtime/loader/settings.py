@@ -6,10 +6,11 @@ Every error message names the setting and the nearest valid choice. `batch` make
 import dataclasses
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,9 +22,10 @@ from niels_cache_runtime.cache.checks import (
     check_target_weight,
     check_whole,
 )
-from niels_cache_runtime.cache.opening import Verify, open_meta, short_sha256
+from niels_cache_runtime.cache.opening import Verify, check_same_build, open_meta, short_sha256
 from niels_cache_runtime.errors import NielsCacheError, did_you_mean
-from niels_cache_runtime.format.layout import FAMILIES, SPLITS, Split, built_names, has_pairs, shard_name, tokens_name
+from niels_cache_runtime.format.layout import FAMILIES, SPLITS, Split, built_names, copies_of, has_pairs, shard_name, tokens_name
+from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.path_kind import describe
 from niels_cache_runtime.loader.batch import FIELDS
 from niels_cache_runtime.loader.blend import Schedule
@@ -517,9 +519,18 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
         lots = settings.order.tokens if isinstance(settings.order, Lots) else None
         if settings.packing is None:
             windows = LotWindows if lots else PretrainWindows
-            return windows(folder, T=settings.T, stride=settings.stride, verify=verify, head=settings.head, lot_tokens=lots)
-        packing = document_packing(settings, settings.packing)
-        return PackedDocuments(folder, T=settings.T, packing=packing, verify=verify, head=settings.head, lot_tokens=lots)
+            opened: Callable[[str], PretrainWindows] = partial(
+                windows, T=settings.T, stride=settings.stride, verify=verify, head=settings.head, lot_tokens=lots
+            )
+        else:
+            packing = document_packing(settings, settings.packing)
+            opened = partial(PackedDocuments, T=settings.T, packing=packing, verify=verify, head=settings.head, lot_tokens=lots)
+        source = opened(folder)
+        if names := copies_to_read(folder, source.meta, settings):
+            source.copies = [opened(str(path.parent / name)) for name in names]
+            for copy in source.copies:
+                check_same_build(folder, opened=source.meta, reopened=copy.meta)
+        return source
     except (OSError, ValueError) as error:  # no permission, or an invalid name
         raise NielsCacheError(f"{folder!r:.200}: cannot be opened: {error}; give the folder of a split") from error
     if isinstance(settings.order, Lots):
@@ -529,6 +540,21 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
     of_rows |= {"shuffle": settings.shuffle, "verify": verify, "head": settings.head}
     has_pairs_here = has_pairs(open_meta(path.parent, verify=verify))
     return PackedPairs(folder, pack=sft.packing, **of_rows) if has_pairs_here else PackedExamples(folder, **of_rows)
+
+
+def copies_to_read(folder: str, meta: Meta | None, settings: LoaderSettings, *, is_remote: bool = False) -> list[str]:
+    """Return the names of the copies that later epochs of a pretrain split read.
+
+    Raises:
+        NielsCacheError: If there are copies, and the order is in blocks, or the source is an address.
+    """
+    names = copies_of(meta) if os.path.basename(os.path.abspath(folder)) == SPLITS[0] else []
+    if names and (settings.order or is_remote):
+        raise NielsCacheError(
+            f"{folder}: has {len(names) + 1} copies of its documents for `fim`, one for each epoch, which only order='split' reads, from a "
+            f"folder; pull it or leave order out, or read one copy in all epochs, such as {names[0]}"
+        )
+    return names
 
 
 def have_pairs(sources: NamedSources, *, packing: bool) -> bool:

@@ -9,7 +9,7 @@ samples and their order.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Bools, Floats, Ints, Tokens
@@ -146,6 +146,7 @@ class SampleSource(Protocol):
         tokens: The number of inputs per epoch that are not padding.
         examples: The number of examples in the rows of an epoch, None for a stream of documents.
         packs: Whether rows hold several examples, so that every model needs boundaries and targets.
+        copies: The sources that later epochs read instead; see `of_epoch`.
     """
 
     folder: str
@@ -155,6 +156,7 @@ class SampleSource(Protocol):
     tokens: int
     examples: int | None
     packs: bool
+    copies: Sequence[Any]
 
     @property
     def fingerprint(self) -> str: ...
@@ -196,4 +198,10 @@ def check_numbers(folder: str, documents: Ints, count: int) -> None:
         raise NielsCacheError(f"document={documents.max()}: {folder} has documents 0 to {count - 1}")
 
 
+_Source = TypeVar("_Source", bound=SampleSource)
 NamedSources = Mapping[str, SampleSource]  # the sources of a run by name, in its order
+
+
+def of_epoch(source: _Source, epoch: int) -> _Source:
+    """Return what an epoch reads: the source, or one of its copies in turn."""
+    return [source, *source.copies][epoch % (1 + len(source.copies))]

@@ -12,7 +12,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Bools, Ints, Side, Tokens
 from niels_cache_runtime.loader.preference.rows import side_of
 from niels_cache_runtime.loader.run_order import SampleLocations
-from niels_cache_runtime.loader.source import NamedSources
+from niels_cache_runtime.loader.source import NamedSources, SampleSource, of_epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,25 +136,32 @@ def trace_samples(sources: NamedSources, *, step: int, samples: Ints, located: S
         located: Their places.
         side: The side of preference pairs; see `preference.rows.side_of`.
     """
-    sides = [side_of(source, side) for source in sources.values()]
+    every = [*sources.values()]
     found: list[tuple[Ints, dict[str, Array]]] = []
     for source, epoch, places in located.groups():
-        numbers = located.numbers[places]
-        tokens = sides[source].read(numbers, epoch=epoch, boundaries=False).tokens
-        found.append((places, {"tokens": tokens, **vars(sides[source].origins(numbers, epoch=epoch))}))
+        numbers, own = located.numbers[places], side_of(of_epoch(every[source], epoch), side)
+        origins = own.origins(numbers, epoch=epoch)
+        if before := _files_of(every[source]).index(own.files[0]):
+            origins.files[origins.files >= 0] += before
+        found.append((places, {"tokens": own.read(numbers, epoch=epoch, boundaries=False).tokens, **vars(origins)}))
     order = np.argsort(np.concatenate([places for places, _ in found]))
     arrays = {name: np.concatenate([own[name] for _, own in found])[order] for name in found[0][1]}
     return BatchTrace(
         step=step,
         names=tuple(sources),
-        folders=tuple(source.folder for source in sources.values()),
-        file_names=tuple(tuple(source.files) for source in sources.values()),
+        folders=tuple(source.folder for source in every),
+        file_names=tuple(tuple(_files_of(source)) for source in every),
         samples=samples,
         dataset_ids=located.sources,
         epochs=located.epochs,
         numbers=located.numbers,
         **arrays,
     )
+
+
+def _files_of(source: SampleSource) -> list[str]:
+    """Return the token files of a source and of its copies."""
+    return [*source.files, *(file for copy in source.copies for file in copy.files)]
 
 
 def _known(value: np.int64) -> int | None:

@@ -12,7 +12,7 @@ to the loader.
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -57,6 +57,7 @@ class PretrainWindows:
 
     is_copied = False  # whether its shards come and go in a local copy
     lot_tokens: int | None = None
+    copies: Sequence[Any] = ()
     _arguments: tuple[str, ...] = ("T", "stride", "head")  # of the constructor, for a pickled copy
 
     def __init__(
@@ -128,7 +129,8 @@ class PretrainWindows:
 
     def fingerprint_of(self, meta: Meta) -> str:
         """Return the fingerprint with this meta.json of ours."""
-        return content_sha256(listed_of_split(meta, self.path, doc_ends=True))
+        paths = [self.path, *(copy.path for copy in self.copies)]
+        return content_sha256({k: v for path in paths for k, v in listed_of_split(meta, path, doc_ends=True).items()})
 
     def read(self, numbers: Ints, *, epoch: int, boundaries: bool) -> SampleRows:
         """Return samples. They do not depend on `epoch`.
@@ -297,11 +299,11 @@ class PretrainWindows:
         return self._pieces_of(max(0, start - self.head), start)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("folder", "path", *self._arguments, "meta", "fingerprint")}
+        return {name: getattr(self, name) for name in ("folder", "path", *self._arguments, "copies", "meta", "fingerprint")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["path"], **{name: state[name] for name in self._arguments})  # type: ignore[misc]
-        self.folder = state["folder"]
+        self.folder, self.copies = state["folder"], state["copies"]
         check_same_build(self.folder, opened=state["meta"], reopened=self.meta)
         if self.fingerprint != state["fingerprint"]:
             raise NielsCacheError(f"{self.folder}: its files changed since it was opened; open it again in every process")

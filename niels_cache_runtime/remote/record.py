@@ -30,7 +30,16 @@ from typing import Any, NamedTuple
 
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, Family, is_cache_file, is_tokenizer_file, shard_name
+from niels_cache_runtime.format.layout import (
+    FAMILIES,
+    META_NAME,
+    SPLITS,
+    Family,
+    is_cache_file,
+    is_tokenizer_file,
+    name_in_train,
+    shard_name,
+)
 from niels_cache_runtime.format.meta import (
     MAX_META_BYTES,
     Meta,
@@ -279,9 +288,11 @@ def read_beside(store: Store, record: Record, name: str) -> bytes:
 def _files_problem(files: Collection[str]) -> str | None:
     """Return a clause about a file that no cache has, such as a build's journal or a shard whose predecessor is missing, or None."""
     counts = Counter(path.partition("/")[0] for path in files)
-    shards = {f"{split}/{shard_name(number)}" for split in SPLITS for number in range(counts[split])}
-    path = next((path for path in files if not is_cache_file(path) or (path.startswith(_SPLIT_FOLDERS) and path not in shards)), None)
-    return None if path is None else f"`files` lists {path!r:.80}, which no cache has"
+    shards = {f"{folder}/{shard_name(number)}" for folder, count in counts.items() for number in range(count)}
+    for path in files:
+        if not is_cache_file(path) or (name_in_train(path).startswith(_SPLIT_FOLDERS) and path not in shards):
+            return f"`files` lists {path!r:.80}, which no cache has"
+    return None
 
 
 def published_of(record: Record, contents: Mapping[str, bytes], where: str, *, in_place: bool = False) -> PublishedBuild:

@@ -35,6 +35,7 @@ from niels_cache_runtime.format.layout import (
     Ints,
     Split,
     Tokens,
+    copies_of,
     doc_ends_name,
     entries_per_example,
     has_pairs,
@@ -42,6 +43,7 @@ from niels_cache_runtime.format.layout import (
     idx_name,
     list_shards,
     max_vocab_size,
+    name_in_train,
     shard_name,
     span_names,
     token_dtype_of,
@@ -96,7 +98,7 @@ def pretrain_checks(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Itera
     yield SplitCheck(lambda: _pretrain_meta_problems(meta, vocab_size, dtype))
     known = {role: special_id(meta, role) for role in (*ROLES, "bos") if meta["special_token_ids"].get(role) is not None}
     ids = SpecialIds(vocab_size, eot, [known[role] for role in ROLES if role in known], bos=known.get("bos"))
-    for split in SPLITS:
+    for split in (*SPLITS, *copies_of(meta)):
         yield _check_pretrain_split(meta, folder, split, sizes, ids=ids, dtype=dtype)
 
 
@@ -132,7 +134,7 @@ def vocabulary_problems(path: str, largest: int, vocab_size: int) -> Problems:
 
 
 def _check_pretrain_split(
-    meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype
+    meta: Meta, folder: Path, split: str, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype
 ) -> SplitCheck:
     listed = {path for path in meta["files"] if path.startswith(f"{split}/")}
     numbered = [f"{split}/{shard_name(index)}" for index in range(len(listed))]
@@ -146,7 +148,7 @@ def _check_pretrain_split(
         position += size // dtype.itemsize
 
     def problems() -> Problems:
-        documents = (meta.get("documents") or {}).get(split)
+        documents = (meta.get("documents") or {}).get(name_in_train(split))
         if not (folder / split).is_dir():
             yield f"{split}/", "no such folder; an empty split needs an empty folder"
         if listed != set(numbered):
@@ -182,7 +184,7 @@ def _check_pretrain_split(
     return SplitCheck(problems, frozenset({*listed, ends_path}), {path: shard.add_block for path, shard in shards.items()})
 
 
-def _part_problems(parts: Sequence[PartEnd], split: Split, sizes: Mapping[str, int], ends: OffsetFile | None, dtype: np.dtype) -> Problems:
+def _part_problems(parts: Sequence[PartEnd], split: str, sizes: Mapping[str, int], ends: OffsetFile | None, dtype: np.dtype) -> Problems:
     """Yield the parts whose shards or documents differ from `parts` of meta.json.
 
     Args:

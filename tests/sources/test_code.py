@@ -414,14 +414,21 @@ def test_a_token_that_is_partly_in_a_file_is_in_no_file_and_a_document_without_a
     assert edge_finder(mixture, {"woods": repositories, "notes": notes}, tokenizer).__dict__["_templates"] == {"woods": template}
 
 
-def test_the_files_of_a_divided_repository_are_found_in_several_parts_and_shards(tmp_path: Path, tiny_model: Path) -> None:
-    build(wood(tmp_path, tiny_model, 2, 'sample_by = "repository"\nmax_characters = 200\nval_frac = 0'))
+@pytest.mark.parametrize(
+    ("fim", "files"),
+    [("", 1), ('fim = { level = "character", copies = 2, rate = 0.8, pre = "<0x02>", suf = "<0x03>", mid = "<0x04>" }', 2)],
+)
+def test_the_files_of_a_divided_repository_are_found_in_several_parts_and_shards(
+    tmp_path: Path, tiny_model: Path, fim: str, files: int
+) -> None:
+    build(wood(tmp_path, tiny_model, 2, f'sample_by = "repository"\nmax_characters = 200\nval_frac = 0\n{fim}'))
     folder = tmp_path / f"cache2/pretrain/{NAME}/train"
     windows = read_meta(folder.parent / META_NAME)["train_tokens"] // 32 - 1
-    rows, shards = TokenLoader(str(folder), T=32, B=windows, seed=3, shuffle=False).trace(0), set[tuple[str, str]]()
+    loader, shards = TokenLoader(str(folder), T=32, B=windows, seed=3, shuffle=False), set[tuple[str, str]]()
+    traces: list[Any] = [loader.trace(epoch) for epoch in range(files)]
     cache, found = TracedCache(NAME, folder, np.arange(10)), set[tuple[str, str]]()
     assert cache.tokenizer is not None
-    for origin in (rows.token(row, column) for row in range(windows) for column in range(0, 32, 7)):
+    for origin in (rows.token(row, column) for rows in traces for row in range(windows) for column in range(0, 32, 7)):
         digit = cache.tokenizer.decode([origin.token]).strip()
         if digit in "0123" and digit:
             lineage = cache.lineage[origin.document or 0]
@@ -430,6 +437,7 @@ def test_the_files_of_a_divided_repository_are_found_in_several_parts_and_shards
             shards.add((lineage.file, str(origin.file)))
     assert found == {(repository, digit) for repository in WOODS for digit in "0123"}
     assert len(shards) > len(WOODS)
+    assert len({Path(shard).parent.name for _, shard in shards}) == files
 
 
 def test_a_sort_in_many_runs_gives_the_rows_in_order() -> None:

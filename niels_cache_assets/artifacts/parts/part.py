@@ -76,6 +76,7 @@ def planned_identity(spec: DatasetSpec[PretrainSource], member: str, planned_by:
         "code_version": CODE_VERSIONS["pretrain"],
         **dtype_identity(spec.build, vocab_size),
         **exclude_identity(source.exclude),
+        **source.fim_identity,
         **decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=True),
     }
 

@@ -27,7 +27,7 @@ from niels_cache_assets.parts.seal import CODE_VERSION, SealInput, seal
 from niels_cache_assets.parts.store import folder_of
 from niels_cache_assets.sources.types import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, doc_ends_name, file_edges_name
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, copy_name, doc_ends_name, file_edges_name
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 
@@ -113,7 +113,11 @@ class JoinedCache(DatasetArtifact[SourceWithParts]):
         folder, link = spec.parts_folder, None
         if stored is not None:
             folders = {directory.name: key for directory, key in self.folders_in_store().items()}
-            folder, names = work.directory / SCRATCH_NAME, [META_NAME, *map(doc_ends_name, SPLITS), *map(file_edges_name, SPLITS)]
+            copies = map(copy_name, range(1, spec.source.fim.copies if spec.source.fim else 1))
+            folder, names = (
+                work.directory / SCRATCH_NAME,
+                [META_NAME, *map(doc_ends_name, (*SPLITS, *copies)), *map(file_edges_name, SPLITS)],
+            )
             link = stored.join(folders, names, folder)
         members = [
             SealInput(

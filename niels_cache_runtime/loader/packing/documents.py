@@ -127,6 +127,8 @@ class PackedDocuments(PretrainWindows):
         self._fim = dict(self.packing.changes).get("fim")
         if self._fim:
             meta = self.meta or {}
+            if "fim" in meta and self.split != "val":
+                raise NielsCacheError(f"fim: {self.folder} was built with `fim`, so its documents are rearranged already; leave it out")
             self.sentinels = find_sentinels(self._fim, Path(self.path).parent, meta.get("fim_tokens") or {}, max_vocab_size(self._dtype))
             bos, eot = isinstance(ids, dict) and ids.get("bos") is not None, meta.get("append_eot") is True
             self._edges = self._open_edges(meta)

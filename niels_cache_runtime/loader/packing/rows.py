@@ -20,6 +20,7 @@ examples. Reading a row then costs less than in `SFTExampleDataset`. Batches and
 import hashlib
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -139,6 +140,7 @@ class PackedExamples:
     """
 
     packs = True
+    copies: Sequence[Any] = ()
     sides = 1  # of each example
 
     def __init__(

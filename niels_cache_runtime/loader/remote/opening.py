@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
-from niels_cache_runtime.loader.settings import LoaderSettings, check_named, document_packing, name_sources, open_source
+from niels_cache_runtime.loader.settings import (
+    LoaderSettings,
+    check_named,
+    copies_to_read,
+    document_packing,
+    name_sources,
+    open_source,
+)
 from niels_cache_runtime.loader.source import NamedSources, SampleSource
 from niels_cache_runtime.remote.split_location import Copy, check_remote
 from niels_cache_runtime.remote.store import is_address
@@ -105,6 +112,7 @@ class Sources:
         from niels_cache_runtime.loader.remote.windows import CopiedDocuments, CopiedWindows, RangeWindows
 
         build, split = self._opened[folder]
+        copies_to_read(folder, build.published.meta, settings, is_remote=True)
         if build.record.family == "sft" and self.copy is not None:
             source = open_source(str(self.copy.fetch_build(build, split)), settings)
             source.folder = folder
