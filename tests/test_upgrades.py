@@ -155,6 +155,7 @@ def test_a_published_cache_is_pulled(release: Release, tmp_path: Path) -> None:
     assert digests(tmp_path / "tokenizer") == digests(cache / "tokenizer")
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_a_dagster_home_shows_its_runs_and_records_new_ones(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = Path(shutil.copytree(release.files / make.PLAIN, tmp_path / "project"))
     monkeypatch.setenv("DAGSTER_HOME", str(project / ".dagster"))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 
 from niels_cache_assets.cli import main
 from tests.helpers.tiny import sentences
@@ -68,6 +69,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "refusing.jinja").write_text(TEMPLATE)
     (folder / "niels_cache.toml").write_text(SETTINGS)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def words_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pages have all words of a picture, without the seconds for drawing."""
+    monkeypatch.setattr("niels_cache_pages.page.as_svg", lambda picture, of: Markup("<svg>{}</svg>").format((picture, of)))
 
 
 def files_with_canary(folder: Path) -> list[str]:

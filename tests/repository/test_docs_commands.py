@@ -34,6 +34,8 @@ from tests.helpers.docs_reader import PAGES, REPOSITORY, SHOWN, Reader, blocks_o
 from tests.helpers.tiny import sentences
 from tests.repository.test_examples_runtime import quickstart  # noqa: F401  the fixture
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 README = "README.md"
 
 # By page: how a command (or a snippet) begins, and why it is not run. Commands of ours, of make and of Dagster are still parsed.
