@@ -168,15 +168,9 @@ def find_steps(
         documents = wanted.documents[indices]
         found = []
         for epoch in epochs:
-<<<<<<< HEAD
-            rows = of_epoch(source, epoch).samples_of(np.unique(documents), epoch=epoch)
-            samples = run_order.samples_of(name, epoch, rows.numbers)
-            found.append((rows.documents, np.full_like(samples, epoch), *rows[2:], samples, rows.numbers))
-=======
-            own = source.samples_of(np.unique(documents), epoch=epoch)
+            own = of_epoch(source, epoch).samples_of(np.unique(documents), epoch=epoch)
             samples = run_order.samples_of(name, epoch, own.numbers)
             found.append((own.documents, np.full_like(samples, epoch), *own[2:], samples, own.numbers))
->>>>>>> 4817863b (inspection: the loader of a state, phases too; docs of steps_of)
         numbers, of_epochs, firsts, ends, offsets, tokens, samples, of_source = map(np.concatenate, zip(*found, strict=True))
         of_rows, places = number_ranges(documents.searchsorted(numbers), documents.searchsorted(numbers, side="right"))
         columns = numbers, of_epochs, *steps.rows_of(position, samples), firsts, ends, offsets, tokens, samples, of_source
