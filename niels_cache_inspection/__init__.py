@@ -2,7 +2,8 @@
 
     commands/         the commands of the groups "inspect the content" and "answer for the data", one file each
     samples.py        random windows, examples and documents as text
-    origins.py        the lineage and text of the tokens of a batch; loader_states.py reads the state of a loader from a checkpoint
+    origins.py        the lineage and text of the tokens of a batch; loader_states.py reads the state of a loader from a checkpoint,
+                      and loaders.py makes the loader
     explanation.py    which step dropped a document, and why
     find/             where a text or tokens are in all caches, and which steps have read them
     differences/      the settings, documents and tokens of two builds

@@ -1,25 +1,19 @@
 """The state of a loader, read from a JSON file or torch checkpoint of a training run, in which it may be nested at any level.
 
 A checkpoint is not trusted. So torch reads the checkpoint with `weights_only`, and runs no code from the file. Tensors are mapped, but not
-read. `read_loader_state` looks only at the `format` of a state. The loader, which `open_loader` makes, interprets the rest of the state.
+read. This module looks only at the `format` of a state. loaders.py makes the loader, which interprets the rest of the state.
 """
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from niels_cache_assets.base.wording import format_list
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Split, tokens_name
-from niels_cache_runtime.loader import phases
-from niels_cache_runtime.loader.loader import TokenLoader
-from niels_cache_runtime.loader.phases import Phase, PhasedLoader
-from niels_cache_runtime.loader.state import FORMAT, arguments_of_state
-from niels_cache_runtime.remote.split_location import Copy
-from niels_cache_runtime.remote.store import is_address
+from niels_cache_runtime.loader.phases import FORMAT as OF_PHASES
+from niels_cache_runtime.loader.state import FORMAT
 
 _ADVICE = "save one in training: json.dump(loader.state_dict(), file)"
 _POSITION = frozenset({"samples", "step", "pass_start", "worker"})  # keys that differ between the workers of one loader
@@ -41,77 +35,17 @@ def read_loader_state(path: str | Path) -> dict[str, Any]:
         raise NielsCacheError(
             f"{path}: contains the states of different loaders ({format_list([*states])}); save the one to trace in a separate file"
         )
-    return max(states.values(), key=lambda state: (state["samples"] if isinstance(state.get("samples"), int) else -1, _batches(state)))
+    return max(
+        states.values(), key=lambda state: (state["samples"] if isinstance(state.get("samples"), int) else -1, batches_of_workers(state))
+    )
 
 
-def _batches(state: Mapping[str, Any]) -> int:
-    """Return how many batches all workers have made since the step of the state of a DataLoader worker, in turn. Otherwise, return 0."""
+def batches_of_workers(state: Mapping[str, Any]) -> int:
+    """Return how many batches all workers have made, in turn, since the step of a DataLoader worker's state. Otherwise, return 0."""
     worker = state.get("worker")
     if not isinstance(worker, Sequence) or [*map(type, worker)] != [int] * 3 or not worker[2]:
         return 0
     return int(worker[0] + (worker[2] - 1) * worker[1] + 1)
-
-
-def steps_taken(state: Mapping[str, Any], loader: TokenLoader | PhasedLoader) -> int:
-    """Return the number of steps of the run at a state, from `read_loader_state`, given its loader, from `open_loader`."""
-    return loader.step + _batches(state)
-
-
-def open_loader(path: str | Path, state: dict[str, Any], moved: Mapping[str, str], *, copy: str, grown: bool = False) -> Any:
-    """Return the loader of a state: a TokenLoader, or a PhasedLoader with the phases that have begun.
-
-    Args:
-        path: The file of the state, for messages.
-        state: The state.
-        moved: The folders of splits that are not where the state says, by the name of the source.
-        copy: The folder of the local copy if the state names an address.
-        grown: Whether caches may have grown since then.
-
-    Raises:
-        NielsCacheError: If a cache is missing or has changed, or if the state is invalid.
-    """
-    from niels_cache_assets.cli.command import raise_invalid
-
-    try:
-        begun = state["phases"] if state["format"] == phases.FORMAT else [state]
-        folders = {name: str(source["folder"]) for name, source in begun[0]["sources"].items()}
-        for name in moved:
-            if name not in folders:
-                raise_invalid("--source", "no data set", name, folders)
-        named = {**folders, **moved}
-        for name, folder in named.items():
-            if not is_address(folder) and not _is_split(Path(folder)):
-                seen_from = "" if Path(folder).is_absolute() else f" (seen from {Path.cwd()})"
-                raise NielsCacheError(f"{name}: {folder} does not exist{seen_from}; if you moved it, add --source {name}=FOLDER")
-        if begun[0] is not state:
-            return _open_phases(state, moved)
-        changes: dict[str, Any] = {"remote": Copy(dir=copy, limit=sys.maxsize)} if any(map(is_address, named.values())) else {}
-        # The state of a DataLoader worker has its own position; steps are counted over all workers.
-        state = {key: value for key, value in state.items() if key != "worker"}
-        return TokenLoader.from_state(state, moved, grown=grown, **changes)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise NielsCacheError(
-            f"{path}: the loader state in it is invalid ({error!r}): it is incomplete or was edited; give an unchanged one"
-        ) from error
-
-
-def _open_phases(state: dict[str, Any], moved: Mapping[str, str]) -> PhasedLoader:
-    found: list[Phase] = []
-    for each in state["phases"]:
-        own, of_lots = dict(each["settings"]), ("lot_tokens", "phase")
-        lot_tokens, phase = (own.pop(name) for name in of_lots)
-        folders, settings = arguments_of_state(each | {"settings": own}, moved, {})
-        of_phase = {"weights": phase["weights"], "tokens": phase["tokens"], "packing": settings.get("packing")}
-        found.append(Phase(T=settings["T"], B=settings["B"], **of_phase))
-        common = {name: value for name, value in settings.items() if name not in phases.REFUSED}
-        common |= {"lot_tokens": lot_tokens, "lanes": settings["order"].lanes}
-    loader = PhasedLoader(folders, phases=found, **common)
-    loader.load_state_dict(state)
-    return loader
-
-
-def _is_split(folder: Path) -> bool:
-    return folder.is_dir() or (folder.parent / tokens_name(cast(Split, folder.name))).exists()
 
 
 def _read(path: Path) -> Any:
@@ -158,7 +92,7 @@ def _find_states(content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         if not isinstance(value, (Mapping, list, tuple)) or id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, dict) and value.get("format") in (FORMAT, phases.FORMAT):
+        if isinstance(value, dict) and value.get("format") in (FORMAT, OF_PHASES):
             yield where or "the file itself", value
             continue
         items = value.items() if isinstance(value, Mapping) else enumerate(value)

@@ -1,7 +1,7 @@
 """The command `trace`, which prints the data sets, documents and texts that a batch of a training run comes from.
 
 The command creates the loader from its saved state, and this loader computes the batch that training saw. The runtime returns the origin of
-each token in the batch. loader_states.py reads states; origins.py adds lineage and text.
+each token in the batch. loader_states.py reads states, loaders.py makes loaders of them; origins.py adds lineage and text.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ ranks. trace rejects a cache that changed after the state was saved.""",
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the origin of the batch."""
-    from niels_cache_inspection.loader_states import open_loader, read_loader_state
+    from niels_cache_inspection.loader_states import read_loader_state
+    from niels_cache_inspection.loaders import open_loader
     from niels_cache_inspection.origins import BatchRow, caches_of
     from niels_cache_runtime.loader.trace import BatchTrace
 

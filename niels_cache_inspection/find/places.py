@@ -50,7 +50,7 @@ class Place:
         source_id: Its id at the source, or None without lineage.
         file: Its file at the source, or None.
         row: Its row in this file, or None.
-        start: The first token of the place, counted from the start of the document.
+        start: The first token of the place, counted from the start of the document, or of its side in a preference pair.
         end: The token after the last one.
         excerpt: The text of the place, with some text before and after it. Without a tokenizer, the ids.
         hit: The characters of the excerpt that were searched for: the first one, and the one after the last.
@@ -214,7 +214,7 @@ class Search:
         lineage = cache.lineage(split, numbers.tolist())
         shown = excerpts(stream, hits, entries, None if isinstance(table, str) else table, size=size)
         for number, entry, start, end, excerpt in zip(numbers.tolist(), entries.tolist(), hits.starts, hits.ends, shown, strict=True):
-            origin, begin = lineage.get(number), stream.start_of(number * stream.entries)
+            origin, begin = lineage.get(number), stream.start_of(entry)
             yield Place(
                 dataset=cache.dataset,
                 family=cache.family,

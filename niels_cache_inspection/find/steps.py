@@ -7,14 +7,20 @@ steps before it. Each state opens its caches once; then an epoch that it has rea
 """
 
 import json
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from niels_cache_inspection.loader_states import open_loader, read_loader_state, steps_taken
+from niels_cache_assets.base.choices import raise_unknown_choice
+from niels_cache_inspection.loader_states import read_loader_state
+from niels_cache_inspection.loaders import open_loader, steps_taken
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, doc_ends_name, idx_name, tokens_name
 from niels_cache_runtime.format.meta import Meta, is_foreign, read_meta
 from niels_cache_runtime.loader.phases import FORMAT as OF_PHASES
@@ -124,7 +130,9 @@ class RunSteps:
     limit: str = LIMIT
 
 
-def steps_of_documents(states: Sequence[str | Path], places: Sequence[ReadablePlace], moved: Mapping[str, str] | None = None) -> RunSteps:
+def steps_of_documents(
+    states: Sequence[str | Path], places: Sequence[ReadablePlace], moved: Mapping[str, str] = MappingProxyType({})
+) -> RunSteps:
     """Return the steps at which runs read places, up to any of their states, and the next ones.
 
     A branch or a restart of a run reads more than the last state of the run says. So give a state of each branch, saved as late as
@@ -145,23 +153,26 @@ def steps_of_documents(states: Sequence[str | Path], places: Sequence[ReadablePl
         if place.directory not in metas:
             metas[place.directory] = _read_meta(place.directory)
         wanted[_content(metas[place.directory], place.directory / place.split)].append(index)
+    read = [*map(read_loader_state, states)]
+    names = {name for state in read for name in _phases_of(state)[0]["names"]}
+    for name in moved:
+        if name not in names:
+            raise_unknown_choice("--source", "no data set", name, sorted(names))
     found = defaultdict[tuple[Any, ...], list[int]](list)
     runs = dict[str, int]()
     opened: list[ReadState] = []
     known = set[int]()
-    read = [*map(read_loader_state, states)]
     for number, (path, state) in enumerate(zip(states, read, strict=True)):
-        of_first = _phases_of(state)[0]
-        with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as copy:
-            loader = open_loader(path, state, moved or {}, copy=copy, grown=True)
-            taken = steps_taken(state, loader)
-            run = runs.setdefault(json.dumps([of_first["settings"], of_first["names"]], sort_keys=True), len(runs))
-            opened.append(ReadState(path=Path(path), run=run, steps=taken, sources=loader.names))
+        begun = _phases_of(state)[0]
+        folders = {name: moved.get(name, source["folder"]) for name, source in begun["sources"].items()}
+        with _opened(path, state, {name: folder for name, folder in moved.items() if name in folders}) as loader:
+            steps = steps_taken(state, loader)
+            run = runs.setdefault(json.dumps([begun["settings"], begun["names"]], sort_keys=True), len(runs))
+            opened.append(ReadState(path=Path(path), run=run, steps=steps, sources=loader.names))
             for name, meta in loader.metas.items():
-                folder = (moved or {}).get(name, of_first["sources"][name]["folder"])
-                indices = wanted.get(_content(meta, Path(folder)), [])
+                indices = wanted.get(_content(meta, Path(folders[name])), [])
                 known.update(indices)
-                for row in _rows_of(loader, name, [(index, places[index]) for index in indices], taken):
+                for row in _rows_of(loader, name, [(index, places[index]) for index in indices], steps):
                     found[row[0], run, name, *row[1:]].append(number)
     ended = {
         number
@@ -171,15 +182,26 @@ def steps_of_documents(states: Sequence[str | Path], places: Sequence[ReadablePl
             for other, later in zip(opened, read, strict=True)
         )
     }
-    rows = [PlaceRead(*key, tuple(dict.fromkeys(said))) for key, said in found.items()]
+    rows = [PlaceRead._make((*key, tuple(dict.fromkeys(said)))) for key, said in found.items()]
     rows = [row if not row.is_next else row._replace(states=tuple(each for each in row.states if each not in ended)) for row in rows]
     rows = sorted((row for row in rows if row.states), key=lambda row: (row.place, row.is_next, row.run, row.step, row.rank, row.row))
     return RunSteps(rows=rows, states=opened, known=frozenset(known))
 
 
+@contextmanager
+def _opened(path: str | Path, state: dict[str, Any], moved: Mapping[str, str]) -> Iterator[Any]:
+    """Open the loader of a state, and a folder for its local copy. An error names the state."""
+    with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as copy, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # training has shown them
+        try:
+            yield open_loader(path, state, moved, copy=copy, grown=True)
+        except NielsCacheError as error:
+            raise NielsCacheError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
+
+
 def _phases_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the states of the phases of a state, or the state itself if it has none."""
-    return state["phases"] if state["format"] == OF_PHASES else [state]
+    return state["phases"] if state["format"] == OF_PHASES else [dict(state)]
 
 
 def _leads_to(state: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
@@ -202,7 +224,7 @@ def _rows_of(loader: Any, name: str, places: list[tuple[int, ReadablePlace]], ta
         steps = loader.steps_of([tokens for _, tokens in own], source=name, until=taken, **of_side)
         for reads, is_next in ((steps.read, False), (steps.next, True)):
             for read in reads:
-                yield own[read.index][0], *read[2:-1], is_next
+                yield own[read.query][0], *read[2:-1], is_next
 
 
 def _read_meta(folder: Path) -> Meta | None:

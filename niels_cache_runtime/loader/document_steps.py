@@ -28,7 +28,7 @@ class DocumentRead(NamedTuple):
     """A row of a batch that holds tokens of a document.
 
     Attributes:
-        index: The index of the document in the request.
+        query: The index of the document in the request.
         document: The number of the document, example or pair in its split.
         epoch: The epoch of its source.
         step: The step of the run.
@@ -42,7 +42,7 @@ class DocumentRead(NamedTuple):
         number: The number of the sample in its source.
     """
 
-    index: int
+    query: int
     document: int
     epoch: int
     step: int
@@ -58,12 +58,12 @@ class DocumentRead(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DocumentReads:
-    """Rows of batches that hold tokens of documents, sorted by index and sample. Iteration gives a DocumentRead for each.
+    """Rows of batches that hold tokens of documents, sorted by query and sample. Iteration gives a DocumentRead for each.
 
     The attributes are those of DocumentRead, each (n,) int64.
     """
 
-    indices: Ints
+    queries: Ints
     documents: Ints
     epochs: Ints
     steps: Ints
@@ -168,21 +168,21 @@ def find_steps(
         documents = wanted.documents[indices]
         found = []
         for epoch in epochs:
-            rows = of_epoch(source, epoch).samples_of(np.unique(documents), epoch=epoch)
-            samples = run_order.samples_of(name, epoch, rows.numbers)
-            found.append((rows.documents, np.full_like(samples, epoch), *rows[2:], samples, rows.numbers))
+            own = of_epoch(source, epoch).samples_of(np.unique(documents), epoch=epoch)
+            samples = run_order.samples_of(name, epoch, own.numbers)
+            found.append((own.documents, np.full_like(samples, epoch), *own[2:], samples, own.numbers))
         numbers, of_epochs, firsts, ends, offsets, tokens, samples, of_source = map(np.concatenate, zip(*found, strict=True))
         of_rows, places = number_ranges(documents.searchsorted(numbers), documents.searchsorted(numbers, side="right"))
         columns = numbers, of_epochs, *steps.rows_of(position, samples), firsts, ends, offsets, tokens, samples, of_source
         rows = DocumentReads(indices[places], *(column[of_rows] for column in columns))
-        is_inside = (rows.offsets < wanted.ends[rows.indices]) & (rows.offsets + rows.tokens > wanted.starts[rows.indices])
+        is_inside = (rows.offsets < wanted.ends[rows.queries]) & (rows.offsets + rows.tokens > wanted.starts[rows.queries])
         return rows.chosen(is_inside & (rows.steps >= 0))
 
     begun, missing = run_order.epochs_begun(name, taken), np.arange(len(wanted.documents))
     rows = rows_in(begun, missing)
     following = [rows.chosen(rows.samples >= taken)]
     for epoch in range(begun.stop, begun.stop + _EPOCHS_AHEAD):
-        missing = np.setdiff1d(missing, following[-1].indices)
+        missing = np.setdiff1d(missing, following[-1].queries)
         if not len(missing):
             break
         following.append(rows_in([epoch], missing))

@@ -487,7 +487,7 @@ class TokenLoader(NotADataLoader, NamesArguments, IterableDataset[Batch]):
 
     def _wanted(self, source: str | None, documents: Documents) -> tuple[str, Wanted]:
         """Return the name of the source, and the tokens of documents that are wanted."""
-        name = self.names[0] if source is None and len(self.names) == 1 else source
+        name = source or (self.names[0] if len(self.names) == 1 else "")
         if name not in self._sources:
             raise NielsCacheError(f"source={source!r}: must be one of {', '.join(self.names)}")
         return name, Wanted.checked(documents)

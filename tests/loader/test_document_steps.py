@@ -57,12 +57,12 @@ def test_only_some_tokens_of_a_document_count(folders: dict[str, str]) -> None:
     long = int(np.diff(np.load(Path(folders["notes"]).parent / "train_doc_ends.npy"), prepend=0).argmax())
     places = [long, (long, 0, 1), (long, 30, 34), (long, 1000, 1001)]
     found = loader.steps_of(places, until=100)
-    every = [read for read in found.read if read.index == 0]
+    every = [read for read in found.read if read.query == 0]
     for index, (_, start, end) in enumerate(places[1:], start=1):
-        own = [read._replace(index=0) for read in found.read if read.index == index]
+        own = [read._replace(query=0) for read in found.read if read.query == index]
         assert own == [read for read in every if read.offset < end and read.offset + read.tokens > start]
     assert len({read.number for read in every}) > 3
-    assert {read.index for read in found.read} == {read.index for read in found.next} == {0, 1, 2}
+    assert {read.query for read in found.read} == {read.query for read in found.next} == {0, 1, 2}
     for read in found.read:
         trace: Any = loader.trace(read.step, rank=read.rank)
         assert trace.documents[read.row, read.first] == long
