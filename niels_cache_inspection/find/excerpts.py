@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.cli.console import ELLIPSIS
 from niels_cache_inspection.find.pieces import PieceTable
 from niels_cache_inspection.find.queries import Hits, SearchedStream
 from niels_cache_runtime.format.layout import Ints
@@ -58,10 +57,10 @@ def excerpts(stream: SearchedStream, hits: Hits, entries: Ints, table: PieceTabl
             before = (b"".join(spelled[: start - first]) + found[:skipped]).decode(errors="ignore")
             hit = found[skipped : skipped + size_here].decode(errors="replace")
             after = (found[skipped + size_here :] + b"".join(spelled[end - first :])).decode(errors="ignore")
-        before = before if first == begin and len(before) <= _CONTEXT_CHARACTERS else f"{ELLIPSIS}{before[-_CONTEXT_CHARACTERS:]}"
-        after = after if last == stop and len(after) <= _CONTEXT_CHARACTERS else f"{after[:_CONTEXT_CHARACTERS]}{ELLIPSIS}"
+        before = before if first == begin and len(before) <= _CONTEXT_CHARACTERS else f"…{before[-_CONTEXT_CHARACTERS:]}"
+        after = after if last == stop and len(after) <= _CONTEXT_CHARACTERS else f"{after[:_CONTEXT_CHARACTERS]}…"
         if len(hit) > _HIT_CHARACTERS:
-            hit = f"{hit[: _HIT_CHARACTERS - _END_CHARACTERS]} {ELLIPSIS} {hit[-_END_CHARACTERS:]}"
+            hit = f"{hit[: _HIT_CHARACTERS - _END_CHARACTERS]} … {hit[-_END_CHARACTERS:]}"
         yield Excerpt(f"{before}{hit}{after}", (len(before), len(before) + len(hit)), _role(stream, begin, start))
 
 

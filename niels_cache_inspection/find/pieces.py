@@ -54,7 +54,7 @@ class PieceTable:
         self._stripped = np.arange(len(self.pieces), dtype=np.int32)  # the ids of pieces without their blank follow the others
         self._stripped[starts] = np.arange(len(self.pieces), len(self.pieces) + len(starts))
         self._table = pa.array([*self.pieces, *(self.pieces[token][1:] for token in starts)], pa.large_binary())
-        self._join = self._join_with_arrow
+        self._join: Callable[[Array], tuple[bytes, Ints]] = self._join_with_arrow
         self.problem = self._find_problem()
 
     def _find_problem(self) -> str | None:

@@ -120,7 +120,7 @@ class Query(Protocol):
     def note(self) -> str | None: ...
 
     def prepare(self, tokens: int) -> None:
-        """Prepare for a search in so many tokens."""
+        """Prepare for a search in so many more tokens."""
 
     def way(self, *, indexed: bool) -> Way:
         """Return how a split is searched, with or without an index."""
@@ -179,13 +179,14 @@ class TextQuery:
     """
 
     def __init__(self, table: PieceTable, text: bytes, certain: CertainTokens | None, *, note: str | None) -> None:
-        self._table, self._text = table, text
+        self._table, self._text, self._tokens = table, text, 0
         self.ids = None if certain is None else certain.ids
         self.before = 0 if certain is None else certain.before + _SLACK_TOKENS  # a token has a byte or more
         self.size, self.note = len(text), note
 
     def prepare(self, tokens: int) -> None:
-        if self.ids is None and tokens > _MANY_TOKENS:
+        self._tokens += tokens
+        if self.ids is None and self._tokens > _MANY_TOKENS:
             self._table.compile()
 
     def way(self, *, indexed: bool) -> Way:

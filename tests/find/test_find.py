@@ -17,6 +17,7 @@ from niels_cache_assets.publish.push import open_local_build, push
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, TextTokenizer
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
 from niels_cache_inspection.find import places as places_module
+from niels_cache_inspection.find import queries
 from niels_cache_inspection.find.certain import certain_tokens
 from niels_cache_inspection.find.piece_kernels import count_bytes, join_pieces
 from niels_cache_inspection.find.pieces import PieceTable
@@ -64,6 +65,8 @@ def root(tmp_path_factory: pytest.TempPathFactory, tokenizer: SentencePieceToken
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places_module, "_BLOCK_TOKENS", BLOCK)
+    monkeypatch.setattr(queries, "_NEEDLE_BYTES", 8)
+    monkeypatch.setattr(queries, "_MOST_WINDOWS", 3)
 
 
 def searched(root: Path, text: str, *, only: Sequence[str] = (), **how: Any) -> tuple[list[Place], Search]:
