@@ -242,6 +242,23 @@ def test_a_run_builds_what_training_finds_and_only_other_tokens_or_settings_make
     assert project.status(NAMES.index, "mix") == "STALE"
 
 
+def test_an_index_for_find_becomes_stale_with_its_cache_and_its_settings(project: Project) -> None:
+    pytest.importorskip("pydivsufsort")
+    project.configure(extra='[find]\nindex = ["notes"]\n')
+    recorded = metadata(materializations(project.run("build_suffixes", "notes"), "index__suffixes")["index/suffixes"])
+    assert (state_in(recorded), recorded["bytes"] > 4 * 900) == ("built", True)
+    assert project.status(NAMES.suffixes, "notes") == "FRESH"
+    project.write_notes(sentences(62))
+    assert project.build("notes").success
+    assert project.status(NAMES.suffixes, "notes") == "STALE"
+    assert project.run("build_suffixes", "notes").success
+    assert project.status(NAMES.suffixes, "notes") == "FRESH"
+    project.configure(extra='[find]\nindex = ["notes"]\nrange_tokens = 100\n')
+    assert project.status(NAMES.suffixes, "notes") == "STALE"
+    project.configure()
+    assert NAMES.suffixes not in project.defs.resolve_asset_graph().get_all_asset_keys()
+
+
 PRETRAIN, SFT = NAMES.published["pretrain"], NAMES.published["sft"]
 
 
