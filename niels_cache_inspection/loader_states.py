@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_assets.base.wording import format_list
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split, tokens_name
@@ -70,14 +71,12 @@ def open_loader(path: str | Path, state: dict[str, Any], moved: Mapping[str, str
     Raises:
         NielsCacheError: If a cache is missing or has changed, or if the state is invalid.
     """
-    from niels_cache_assets.cli.command import raise_invalid
-
     try:
         begun = state["phases"] if state["format"] == phases.FORMAT else [state]
         folders = {name: str(source["folder"]) for name, source in begun[0]["sources"].items()}
         for name in moved:
             if name not in folders:
-                raise_invalid("--source", "no data set", name, folders)
+                raise_unknown_choice("command line: --source", "no data set", name, folders)
         named = {**folders, **moved}
         for name, folder in named.items():
             if not is_address(folder) and not _is_split(Path(folder)):

@@ -67,7 +67,7 @@ def runs_of(paths: Sequence[str | Path], moved: Mapping[str, str]) -> list[ReadR
         names.update(loader.names)
     for name in moved:
         if name not in names:
-            raise_unknown_choice("--source", "no data set", name, sorted(names))
+            raise_unknown_choice("command line: --source", "no data set", name, sorted(names))
     runs: list[ReadRun] = []
     furthest = sorted(range(len(found)), key=lambda number: -found[number][2].samples)
     for place, number in enumerate(furthest):
