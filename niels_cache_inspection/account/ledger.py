@@ -162,7 +162,7 @@ def _count(ledger: Ledger, run: ReadRun, opened: dict[_Key, PlannedSplit], readi
     for (number, epoch), rows in sorted(counted.items()):
         name, source = list(sources.items())[number]
         inputs = rows * run.loader.T * (2 if isinstance(source, PackedPairs) else 1)
-        facts = {"dataset": opened[keys[number]].cache.name, "split": keys[number][1], "rows_of_epoch": source.samples}
+        facts: dict[str, Any] = {"dataset": opened[keys[number]].cache.name, "split": keys[number][1], "rows_of_epoch": source.samples}
         ledger.epochs.append(EpochFacts(run=run.name, source=name, epoch=epoch, rows=rows, tokens=inputs, **facts))
 
 

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,9 @@ def write_account(folder: Path, facts: Facts, ledger: Ledger) -> list[Path]:
 
 def _csv_lines(ledger: Ledger, section: str, name: str) -> Iterator[str]:
     columns = ["documents", "tokens", *COLUMNS[1:]]
-    for row in (
-        [name, *columns],
-        *([value, *(figures[each] for each in columns)] for value, figures in ledger.tables[section][name].rows()),
-    ):
+    rows = ([value, *(figures[column] for column in columns)] for value, figures in ledger.tables[section][name].rows())
+    header: list[Any] = [name, *columns]
+    for row in chain([header], rows):
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow(row)
         yield line.getvalue()

@@ -56,8 +56,8 @@ class SplitReadings:
     def add(self, run: ReadRun, source: SampleSource, located: SampleLocations, *, epoch: int) -> None:
         """Count samples, all of this source and epoch."""
         settings = run.loader._settings
-        is_counted = isinstance(source, PretrainWindows) and not isinstance(source, PackedDocuments)
-        if is_counted and not (settings.goldfish or settings.mask_repetitive):
+        reads_tokens = isinstance(source, PackedDocuments) or settings.goldfish or settings.mask_repetitive
+        if isinstance(source, PretrainWindows) and not reads_tokens:
             is_masked = (settings.loss_weights or {}).get(_name_of(run, source), 1) == 0
             key = (source.T, source.stride, source.lot_tokens, settings.mask_cross_document_targets, is_masked)
             windows = self._windows.get(key)
@@ -68,7 +68,7 @@ class SplitReadings:
             if self._rows is None:
                 self._rows = _RowReadings(self._cache, documents=self._documents, tokens=self._tokens)
             self._rows.add(run, source, located, epoch=epoch)
-        self.inputs += len(located) * source.T * (2 if isinstance(source, PackedPairs) else 1)
+        self.inputs += len(located) * settings.T * (2 if isinstance(source, PackedPairs) else 1)
 
     def of_documents(self, first: int, starts: Ints, ends: Ints) -> Ints:
         """Return the figures of consecutive documents, (documents, columns).
@@ -236,7 +236,7 @@ class _RowReadings:
         if id(run) not in self._makers:
             settings = replace(run.loader._settings, fields=(), cp_rank=0, cp_size=1)
             self._makers[id(run)] = make_maker(run.loader._sources, settings, torch.device("cpu"))
-        at_once = max(1, _TOKENS_AT_ONCE // source.T)
+        at_once = max(1, _TOKENS_AT_ONCE // run.loader.T)
         for first in range(0, len(located), at_once):
             part = located.part(first, first + at_once)
             batch = self._makers[id(run)].make(part)

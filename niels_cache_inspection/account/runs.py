@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.cli.command import raise_invalid
-from niels_cache_inspection.loader_states import open_loader, read_loader_state, steps_taken
+from niels_cache_assets.base.choices import raise_unknown_choice
+from niels_cache_inspection.loader_states import read_loader_state
+from niels_cache_inspection.loaders import open_loader, steps_taken
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.loader import TokenLoader
 from niels_cache_runtime.loader.phases import PhasedLoader
@@ -67,7 +68,7 @@ def runs_of(paths: Sequence[str | Path], moved: Mapping[str, str]) -> list[ReadR
         names.update(loader.names)
     for name in moved:
         if name not in names:
-            raise_invalid("--source", "no data set", name, sorted(names))
+            raise_unknown_choice("command line: --source", "no data set", name, sorted(names))
     runs: list[ReadRun] = []
     furthest = sorted(range(len(found)), key=lambda number: -found[number][2].samples)
     for place, number in enumerate(furthest):

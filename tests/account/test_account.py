@@ -65,7 +65,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, tokenizer: SentencePieceToken
             seed=1,
             shuffle_buffer=None,
             provenance=Provenance(dataset_name=name),
-            **({} if kept is None else {"keep": ("url", "license", "language", "date")}),
+            keep=() if kept is None else ("url", "license", "language", "date"),
         ).build(None)
     build_chats(root, tokenizer, sentences(30, seed=9))
     return root
@@ -177,7 +177,12 @@ def test_planned_sums_are_those_of_meta_json(root: Path) -> None:
 
 
 def test_values_come_from_the_first_column_that_a_document_has() -> None:
-    kept = [{"lang": "fr", "created": "3 May 1999", "url": "x"}, {"meta": {"l": "it"}, "year": 1987.0}, {"date": "1999 to 2001"}, None]
+    kept: list[Any] = [
+        {"lang": "fr", "created": "3 May 1999", "url": "x"},
+        {"meta": {"l": "it"}, "year": 1987.0},
+        {"date": "1999 to 2001"},
+        None,
+    ]
     found = Dimensions({"language": ["lang", "meta.l"]}).values([values and json.dumps(values) for values in kept])
     assert found["language"] == ["fr", "it", UNKNOWN, UNKNOWN]
     assert found["year"] == ["1999", "1987", UNKNOWN, UNKNOWN]
@@ -219,7 +224,7 @@ def test_the_phases_of_a_run_are_counted(root: Path, tmp_path: Path) -> None:
     sources = {"web": str(root / "pretrain/web/train")}
     phases = [Phase(T=16, B=2, tokens=160), Phase(T=T, B=2, packing="best_fit")]
     loader = PhasedLoader(sources, phases=phases, seed=3, lot_tokens=64, lanes=1)
-    ledger = make_ledger([], runs_of([save(loader, tmp_path / "state.json", len(range(9)))], {}), Dimensions())
+    ledger = make_ledger([], runs_of([save(loader, tmp_path / "state.json", 9)], {}), Dimensions())
     assert [run["T"] for run in ledger.runs] == [16, T]
     assert sum(epoch.tokens for epoch in ledger.epochs) == sum(run["rows"] * run["T"] for run in ledger.runs) > 200
 
