@@ -35,6 +35,7 @@ COMMAND = Command(
         option("--state", "CKPT", "name in the receipt the steps that had read the documents, by this state; repeatable", action="append"),
         option("--receipt", "FILE", "where to write the receipt (default: erasure.json)", default="erasure.json"),
         option("--sign", "KEY", "sign the receipt with this Ed25519 key in PEM"),
+        switch("--tombstone", "strike the documents out of finished caches in place, so that a run in the middle can go on"),
         switch("--dry-run", "show what would be erased, and change nothing"),
         switch("--yes", "erase without asking"),
         switch("--sources", "also search remote sources, which streams them"),
@@ -127,7 +128,7 @@ def _erase(arguments: argparse.Namespace, registry: Registry, root: Path) -> int
     near = _confirm(arguments, targets)
     if near is None:
         return DONE
-    state = erasure.begin(request, targets, near=near, states=arguments.state or ())
+    state = erasure.begin(request, targets, near=near, states=arguments.state or (), tombstone=arguments.tombstone)
     return _finish(arguments, erasure.run(state))
 
 
@@ -257,7 +258,23 @@ def _verify(arguments: argparse.Namespace) -> int:
     from niels_cache_inspection.erasure.receipt import key_path, read_key, read_receipt
     from niels_cache_inspection.erasure.verifying import check_receipt
 
-    erasing = ["id", "text", "file", "where", "dataset", "near", "by", "why", "state", "sign", "dry_run", "yes", "sources", "published"]
+    erasing = [
+        "id",
+        "text",
+        "file",
+        "where",
+        "dataset",
+        "near",
+        "by",
+        "why",
+        "state",
+        "sign",
+        "tombstone",
+        "dry_run",
+        "yes",
+        "sources",
+        "published",
+    ]
     refuse_options(arguments, erasing, "is not for erase verify; leave it out")
     path = Path(arguments.action[1])
     receipt = read_receipt(path)

@@ -6,7 +6,7 @@
     remains.py     what cannot be reached
     verifying.py   whether it is still absent, by a receipt
     trained.py     the steps of trainings that had read the documents
-    tombstone.py   documents of a finished cache are struck in place
+    striking.py    instead of builds: documents are struck in place, by tombstone.py
 
 Nothing but the command imports this.
 """

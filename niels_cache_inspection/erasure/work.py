@@ -1,7 +1,8 @@
 """An erasure in steps, each of which may be repeated after a kill.
 
     exclude   the ids go into the files that `exclude` names, so that no later build reads the documents
-    rebuild   builds replace the caches, corpora and mixtures that had them; each replaces its folder in one step
+    rebuild   builds replace the caches, corpora and mixtures that had them; each replaces its folder in one step. With a tombstone, the
+              documents are struck out of the caches in place instead (striking.py)
     scan      everything is searched again
     delete    unfinished builds and pages of reports that still have pieces of the texts are deleted
     publish   published builds are replaced, and older ones deleted
@@ -38,6 +39,7 @@ from niels_cache_inspection.erasure.prints import TextPrints, WantedTexts, keyed
 from niels_cache_inspection.erasure.receipt import FORMAT, KEY_BYTES, KIND, Receipt, key_path, sign, write_private
 from niels_cache_inspection.erasure.remains import Remaining, hub_copies, other_names, read_only, readers_of
 from niels_cache_inspection.erasure.scanning import SOURCE, FoundDocument, Scan
+from niels_cache_inspection.erasure.striking import strike_everywhere
 from niels_cache_inspection.erasure.targets import ErasureRequest, Targets
 from niels_cache_inspection.erasure.texts import cache_folders, meta_of
 from niels_cache_inspection.erasure.trained import steps_that_read
@@ -68,6 +70,7 @@ class ErasureState:
         started: When it was confirmed, UTC.
         key: The key of the receipt, in hexadecimal digits.
         step: The next step.
+        tombstone: Whether documents are struck in place instead of building again.
         targets: The documents to erase.
         kept: (family, name, source id, file) of near copies that stay.
         texts: What is known of their texts: the prints in base64, and a short text in base64.
@@ -87,6 +90,7 @@ class ErasureState:
     started: str
     key: str
     step: str = STEPS[0]
+    tombstone: bool = False
     targets: list[dict[str, Any]] = field(default_factory=list)
     kept: list[list[str]] = field(default_factory=list)
     texts: list[list[str]] = field(default_factory=list)
@@ -160,7 +164,9 @@ class Erasure:
     progress: Callable[[str], None] = lambda line: None
     on_step: Callable[[str], None] = lambda step: None
 
-    def begin(self, request: ErasureRequest, targets: Targets, *, near: bool, states: Sequence[str] = ()) -> ErasureState:
+    def begin(
+        self, request: ErasureRequest, targets: Targets, *, near: bool, states: Sequence[str] = (), tombstone: bool = False
+    ) -> ErasureState:
         """Write the state of a new erasure.
 
         Args:
@@ -168,6 +174,7 @@ class Erasure:
             targets: What it erases.
             near: Whether near copies are erased too.
             states: Files with the states of loaders, for the steps that had read the documents.
+            tombstone: Whether to strike the documents in place instead of building again.
 
         Raises:
             NielsCacheError: If the state of the erasure cannot be written, or the state of a loader cannot be read.
@@ -184,6 +191,7 @@ class Erasure:
             why=request.why,
             started=_now(),
             key=secrets.token_hex(KEY_BYTES),
+            tombstone=tombstone,
             targets=[asdict(each) | {"excerpt": ""} for each in chosen],
             kept=[] if near else [[each.family, each.name, each.source_id, each.file] for each in targets.near],
             texts=[
@@ -248,6 +256,9 @@ class Erasure:
         for (_, name), ids in state.ids.items():
             if missing := missing_ids(registry, name, ids):
                 raise NielsCacheError(f"{name}: exclude does not have {missing[0]!r}; another profile or configuration may hide it")
+        if state.tombstone:
+            strike_everywhere(registry, self.root, state.ids, progress=self.progress)
+            return
         names = self._names_to_build(registry, state)
         self.progress(f"building {', '.join(names)}")
         failed = self.build(registry, self.root, names) if names else {}
@@ -296,6 +307,9 @@ class Erasure:
     def _write_receipt(self, state: ErasureState) -> Receipt:
         registry, key = self.registry(), bytes.fromhex(state.key)
         remaining = [*state.remaining, *readers_of(self.root)]
+        if state.tombstone:
+            names, later = self._names_to_build(registry, state), "the next build-all builds these data sets again without the documents"
+            remaining += [Remaining(what="ids in lineage", where=", ".join(names), advice=later)]
         advice = "delete it, or build it again, and erase again with another --receipt"
         remaining += [Remaining(what="still there", where=each, advice=advice) for each in state.left]
         wanted, common = state.wanted, np.frombuffer(base64.b64decode(state.common), "<u8")
@@ -307,6 +321,7 @@ class Erasure:
             "confirmed": state.started,
             "finished": _now(),
             "is_absent": not state.left,
+            "tombstone": state.tombstone,
             "documents": [
                 {
                     "family": each["family"],

@@ -22,6 +22,7 @@ from niels_cache_inspection.erasure.receipt import key_path, read_key, read_rece
 from niels_cache_inspection.erasure.targets import ErasureRequest, Targets, _keys_by_kept_values, find_targets
 from niels_cache_inspection.erasure.verifying import ReceiptCheck, check_receipt
 from niels_cache_inspection.erasure.work import STEPS, Erasure, ErasureState, state_path
+from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from tests.helpers import children
@@ -91,6 +92,10 @@ class Planted(NamedTuple):
         receipt = self.folder / "erasure.json"
         key = read_key(key_path(receipt)) if with_key else None
         return check_receipt(read_receipt(receipt), self.registry(), self.root, key=key)
+
+    def ids(self, name: str) -> set[str]:
+        lineage = [pyarrow.parquet.read_table(path) for path in (self.root / "pretrain" / name).glob("*_documents.parquet")]
+        return {each for table in lineage for each in table["source_id"].to_pylist()}
 
     def files_with_words(self) -> list[str]:
         """Look into each file of the root in all forms, without the code under test."""
@@ -229,13 +234,32 @@ def test_what_was_not_asked_for_stays_and_what_cannot_be_reached_is_named(plante
     still = [each["where"] for each in receipt["remaining"] if each["what"] == "still there"]
     assert still == [str(planted.root / "stray.txt")]
     assert [each for each in receipt["remaining"] if each["what"] == "hard link"]
-    lineage = [pyarrow.parquet.read_table(path) for path in (planted.root / "pretrain/notes").glob("*_documents.parquet")]
-    ids = {each for table in lineage for each in table["source_id"].to_pylist()}
+    ids = planted.ids("notes")
     assert "notes-9" in ids  # a near copy that nobody has confirmed
     assert "notes-5" not in ids
     (planted.root / "stray.txt").unlink()
     assert planted.check().problems == []
     assert planted.check(with_key=False).problems
+
+
+def test_a_run_in_the_middle_goes_on_after_a_tombstone_and_the_next_build_is_the_clean_end(planted: Planted) -> None:
+    splits = {name: str(planted.root / f"pretrain/{name}/train") for name in ("notes", "mix")}
+    loader = TokenLoader(splits, T=16, B=2, seed=1, weights={"notes": 1, "mix": 1})
+    next(iter(loader))
+    state = loader.state_dict()
+    erasure = planted.erasure()
+    erasure.run(erasure.begin(ErasureRequest(), planted.targets(), near=True, tombstone=True))
+    assert planted.files_with_words() == []
+    assert planted.check().problems == planted.check(with_key=False).problems == []
+    with pytest.warns(UserWarning, match="notes"):
+        resumed = TokenLoader.from_state(state)
+    batch = next(iter(resumed))
+    assert batch.y_masked.shape == batch.y.shape
+    assert "notes-5" in planted.ids("notes")
+    build(planted.registry(), planted.root, [*planted.registry().sources])
+    assert not {"notes-5", "notes-9"} & planted.ids("notes")
+    assert planted.files_with_words() == []
+    assert planted.check().problems == []
 
 
 def test_a_signature_covers_the_receipt(planted: Planted, tmp_path: Path) -> None:
