@@ -264,8 +264,8 @@ def find_fim_tokens(tokenizer: Any) -> dict[str, int]:
     if not isinstance(tokenizer, TextTokenizer):
         return {}
     find = partial(known_token_id, tokenizer) if isinstance(tokenizer, TiktokenTokenizer) else tokenizer.token_id
-    every = ([find(name) for name in names.split()] for names in FIM_NAMES)
-    return next((dict(zip(FIM_KEYS, ids, strict=True)) for ids in every if None not in ids), {})
+    every = ([token for name in names.split() if (token := find(name)) is not None] for names in FIM_NAMES)
+    return next((dict(zip(FIM_KEYS, ids, strict=True)) for ids in every if len(ids) == len(FIM_KEYS)), {})
 
 
 def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
