@@ -14,7 +14,6 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -83,7 +82,7 @@ class RunOrder:
         shuffle: With False, the samples of a source come in the order of their numbers.
         blocks: The blocks of each source, for an order in blocks. None means an order of the whole split.
         lanes: The number of lanes of an order in blocks.
-        copies: For each source with copies, by name, the number of samples of the source and of each copy.
+        copies: For each source with copies, by name, the number of samples of the source and of each copy. None means no copies.
     """
 
     def __init__(
@@ -95,12 +94,12 @@ class RunOrder:
         shuffle: bool,
         blocks: Sequence[SourceBlocks] | None = None,
         lanes: int = 1,
-        copies: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        copies: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.names = tuple(samples)
         self.samples = np.array([*samples.values()], dtype=np.int64)
         self.blend = Blend(self.names, schedule, lanes=lanes)
-        self.lanes, self._copies = lanes, copies
+        self.lanes, self._copies = lanes, copies or {}
         self._blocks, self._seed, self._shuffle = blocks, seed, shuffle
         self._set_epochs({})
 

@@ -19,6 +19,7 @@ from niels_cache_runtime.verify import verify_dataset
 from tests.helpers.hand_made import rewrite_meta, write_cache
 
 KEYS: dict[str, tuple[str, dict[str, Any]]] = {  # form -> data set, and the keys that give its meta.json this form
+    "fim_copies": ("pretrain/notes", {"fim": {"copies": 2}}),
     "pairs": ("sft/chats", {"sides": ["chosen", "rejected"]}),
     "target_weights": ("sft/chats", {"files": {"train_target_weights.npy": {"bytes": 0, "sha256": ""}}}),
     "parts": ("pretrain/notes", {"parts": []}),
