@@ -131,7 +131,8 @@ def _caches(registry: Any, root: Path, only: Sequence[str], *, allow_none: bool)
         found = [find_cache(registry, root, name, kinds=("pretrain", "sft")) for name in dict.fromkeys(only)]
     else:
         found = [location for location in find_caches(registry, root).values() if location.kind != "tokenizer" and location.exists]
-    caches = [AccountedCache.open(location.directory, name=location.name) for location in found]
+    opened = [AccountedCache.open(location.directory, name=location.name) for location in found]
+    caches = [cache for cache in opened if cache.meta.get("built", True)]
     for cache in caches:
         check_location(cache.meta, cache.directory)
     if not caches and not allow_none:
