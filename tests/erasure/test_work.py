@@ -27,7 +27,6 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from tests.helpers import children
 from tests.helpers.builds import build_dataset, build_tokenizer, prepare_corpus
-from tests.helpers.children import here
 from tests.helpers.corpora import articles, write_jsonl
 
 TEXT = (
@@ -337,7 +336,7 @@ def test_an_erasure_that_is_killed_again_and_again_ends_in_the_same_receipt(plan
     receipt, chosen, kills = planted.folder / "erasure.json", random.Random(seed), 0
     planted.erasure().begin(ErasureRequest(), planted.targets(), near=True)
     while not receipt.exists() or state_path(receipt).exists():
-        kills += children.run(go_on, str(planted.folder), kill_after=here(chosen.uniform(0.2, 3.0 + kills))) < 0
+        kills += children.run(go_on, str(planted.folder), kill_after=chosen.uniform(0.05, 0.15 + 0.15 * kills)) < 0
     assert kills
     assert read_receipt(receipt)["is_absent"]
     assert planted.files_with_words() == []
