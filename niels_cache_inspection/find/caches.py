@@ -6,13 +6,13 @@ searched; each is compared with its sha256, and at most two are kept. Its lineag
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
+from threading import Event, Lock
 
 import numpy as np
 
@@ -156,6 +156,7 @@ class PublishedCache:
             self.build = read_published(store := open_store(address))
             self._source = store
         self._folder = TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True)
+        self._stopped = Event()
         self._kept, self._lock = OrderedDict[str, Tokens](), Lock()
         self._root = Path(self._folder.name)
         self._directory = dataset_dir(self._root, self.build.family, self.build.name)
@@ -178,7 +179,22 @@ class PublishedCache:
         for file in self.build.files:
             target = self._path(file)
             if file.path.startswith(paths) and not target.exists():
-                append_file(self._source, file, target)
+                append_file(self, file, target)
+
+    def name_of(self, key: str) -> str:
+        """Return the address of a file, for messages."""
+        return self._source.name_of(key)
+
+    def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
+        """Yield the content of a file, until `stop`."""
+        for piece in self._source.stream(key, start=start):
+            if self._stopped.is_set():
+                raise NielsCacheError(f"{self.address}: the search was stopped")
+            yield piece
+
+    def stop(self) -> None:
+        """End downloads in other threads, for which the process would wait at its end."""
+        self._stopped.set()
 
     def _path(self, file: RemoteFile) -> Path:
         return (self._root if file.path.startswith(TOKENIZER) else self._directory) / file.path
@@ -198,7 +214,7 @@ class PublishedCache:
             found = self._kept.get(file.path)
             if found is None:
                 path = self._path(file)
-                append_file(self._source, file, path)
+                append_file(self, file, path)
                 [found] = MappedTokens([path], dtype=dtype).shards
                 path.unlink()  # it stays mapped
                 self._kept[file.path] = found

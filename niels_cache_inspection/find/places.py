@@ -169,7 +169,12 @@ class Search:
             self.searched.append(replace(about, note=query))
             return
         query.prepare(len(stream.tokens))
-        hits, entries = self._hits(stream, query, f"{cache.dataset}/{split}")
+        try:
+            hits, entries = self._hits(stream, query, f"{cache.dataset}/{split}")
+        except BaseException:
+            if cache.published is not None:
+                cache.published.stop()
+            raise
         room = len(entries) if self._limit is None else max(0, self._limit - self.count)
         documents = len(np.unique(entries // stream.entries))
         self.searched.append(

@@ -202,6 +202,16 @@ def test_a_published_cache_is_searched_and_leaves_nothing_here(
     assert {each.address for each in search.searched} == {*addresses}
     del search
     assert [*tmp_path.glob("niels-cache-*")] == []
+    [cache] = caches_of(empty, addresses[:1])
+    assert cache.published is not None
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(find_text([cache], TEXT.encode(), progress=interrupt))
+    with pytest.raises(NielsCacheError, match="stopped"):  # a download in a thread, for which the process would wait
+        list(cache.published.stream(cache.published.build.data[0].key))
     assert main(["find", TEXT, "--cache-dir", str(root), "--published", addresses[0], "--json"]) == 0
     ways = {each["address"]: each["way"] for each in json.loads(capsys.readouterr().out)["searched"]}
     assert ways[addresses[0]] == "skipped"
