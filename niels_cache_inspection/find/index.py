@@ -37,7 +37,7 @@ from niels_cache_assets.disk.space import SpaceNeed
 from niels_cache_assets.disk.writers import Files, HashedFile
 from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_runtime.cache.mmap import MappedTokens, slice_pieces
-from niels_cache_runtime.cache.opening import listed_files, open_consistently
+from niels_cache_runtime.cache.opening import open_consistently
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Array, Bytes, Family, Ints, Split, Uints, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -80,11 +80,9 @@ def index_need(artifact: SuffixIndex) -> SpaceNeed:
     """Return the disk space that a build of an index needs.
 
     Raises:
-        NielsCacheError: If the meta.json of the cache cannot be read.
+        NielsCacheError: If the cache cannot be read.
     """
-    meta = read_meta(artifact.cache / META_NAME)
-    size = sum(entry["bytes"] for path, entry in listed_files(meta, artifact.cache).items() if path.endswith(".bin"))
-    tokens = size // token_dtype_of(meta).itemsize
+    tokens = sum(map(len, _open_cache(artifact.cache)[1].values()))
     keys = (tokens // _STRIDE + 1) * _KEY_WORDS * _KEY.itemsize
     return SpaceNeed(bytes=tokens * _POSITION.itemsize + keys, reason=f"an index of {tokens:,} tokens")
 
