@@ -30,10 +30,10 @@ from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.streaming.encode import EncodedTexts, encode_texts, name_unencodable_item, texts_with_special
 from niels_cache_assets.streaming.splits import SplitPart
 from niels_cache_assets.tokenizer.base import FlatIds, TextTokenizer
-from niels_cache_assets.tokenizer.kinds import BuildTokenizer
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer, find_fim_tokens
 from niels_cache_corpora.code.joining import paths_of, places_of_files
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, FIM_KEYS, FIM_NAMES, SPLITS, copy_name, doc_ends_name
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, FIM_KEYS, SPLITS, copy_name, doc_ends_name
 from niels_cache_runtime.loader.packing.fim import FIM
 
 _GUARDS = ("\x01", "☺")  # what may stand before a part, so that the tokenizer puts its blank before this and not before the part
@@ -324,12 +324,10 @@ def _find_sentinels(given: Sequence[int | str | None], tokenizer: TextTokenizer)
     Raises:
         NielsCacheError: If the tokenizer lacks them, or has them for something else.
     """
-    wanted = [*map(str.split, FIM_NAMES)] if None in given else [given]
-    for names in wanted:
-        ids = [each if isinstance(each, int) else tokenizer.token_id(str(each)) for each in names]
-        known = [each for each in ids if each is not None]
-        if len({*known} - {*tokenizer.special_token_ids().values()}) == 3 and 0 <= min(known) <= max(known) < tokenizer.vocab_size:
-            return known
+    found = [*find_fim_tokens(tokenizer).values()] if None in given else [tokenizer.token_id(e) if isinstance(e, str) else e for e in given]
+    known = [each for each in found if each is not None]
+    if len({*known} - {*tokenizer.special_token_ids().values()}) == 3 and 0 <= min(known) <= max(known) < tokenizer.vocab_size:
+        return known
     what = f"the tokens {given}" if None not in given else "tokens of StarCoder, Qwen, DeepSeek or CodeLlama"
     raise NielsCacheError(f"fim: the tokenizer has not {what}; give their ids or their texts: fim = {{ pre = ..., suf = ..., mid = ... }}")
 

@@ -451,7 +451,7 @@ def pretrain_build(spec: DatasetSpec[PretrainSource], directory: Path, **own: An
         decontaminate=source.decontaminate,
         decontaminate_threshold=source.decontaminate_threshold,
         keep=(*kept_columns(source, spec.registry.pretrain), *source.cut_columns),
-        edges=load_beside("corpora", "code.edges").edge_finder(source, spec.registry.pretrain, spec.tokenizer),
+        edges=None if source.fim else load_beside("corpora", "code.edges").edge_finder(source, spec.registry.pretrain, spec.tokenizer),
         fim=load_beside("corpora", "fim").CopyMaker(source, spec.tokenizer, seed=build.seed) if source.fim else None,
         **own,
     )

@@ -281,7 +281,7 @@ def test_parts_are_joined_copy_by_copy_and_one_split_can_be_pulled(tmp_path: Pat
     assert TokenLoader(str(cache), **SETTINGS).samples_per_epoch
     of_val, _ = only_split(meta, "val")
     assert not copies_of(of_val)
-    assert not any("fim" in name for name in (*of_val, *of_val["files"]))
+    assert not any("train_fim" in name for name in (*of_val, *of_val["files"]))
     assert {*of_val["files"]} == {name for name in meta["files"] if "val" in name}
     of_train, _ = only_split(meta, "train")
     assert copies_of(of_train) == COPIES[1:]

@@ -24,6 +24,7 @@ KEYS: dict[str, tuple[str, dict[str, Any]]] = {  # form -> data set, and the key
     "target_weights": ("sft/chats", {"files": {"train_target_weights.npy": {"bytes": 0, "sha256": ""}}}),
     "parts": ("pretrain/notes", {"parts": []}),
     "spans": ("sft/chats", {"targets": {"train": 1, "val": 0}}),
+    "tombstones": ("pretrain/notes", {"tombstones": {"token_id": 1}}),
     "uint32": ("pretrain/notes", {"token_dtype": "uint32-le"}),
 }
 

@@ -74,6 +74,9 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "storage:": "a Postgres server; tests/cluster",
         "run_monitoring:": "settings of Dagster; tests/cluster/test_engines.py",
     },
+    "docs/code.md": {
+        'loader = TokenLoader("cache/pretrain/code"': "the data set of the table above; tests/build_cache/test_fim_copies.py",
+    },
     "docs/cookbook.md": {
         "niels-cache build-all": "what a recipe names; tests of the sources build each kind",
         "tail": "a crawl; tests/sources/test_warc.py cuts records at their offsets",

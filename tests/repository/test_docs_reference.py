@@ -19,8 +19,10 @@ from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, bui
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.project.tables import FindSettings
+from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.streaming.decontaminate import ReferenceOrigin, ReferenceTexts
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, open_model
+from niels_cache_corpora.fim import CopyMaker
 from niels_cache_formats.megatron_import import Vocabulary, import_megatron
 from niels_cache_inspection.erasure.tombstone import strike
 from niels_cache_runtime.format.layout import FAMILIES, FIM_NAMES, META_NAME, dataset_dir
@@ -98,6 +100,9 @@ def metas(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tokenizer:
     )
     numbers: dict[str, Any] = {"max_train_tokens": 9, "max_val_tokens": 0, "shard_bytes": 512, "seed": 1}
     build_pretrain_cache(["the cache"] * 9, str(chats / "fim"), tokenizer=with_fim, shuffle_buffer=None, **numbers)
+    copies = CopyMaker(Jsonl(source="jsonl", files=["x"], fim={"level": "character", "copies": 1}), with_fim, seed=1)
+    numbers |= {"tokenizer": with_fim, "fim": copies, "shuffle_buffer": None}
+    PretrainBuild(items=["the cache"] * 9, out_dir=str(chats / "copies"), **numbers).build(None)
     build_sft_cache([turns], str(chats / "x"), template=template_of(UNMARKED), **options)
     build_sft_cache([pair], str(chats / "pairs"), preference=True, **options)
     strike(Path(apart), "pretrain", {"train": [0]})
