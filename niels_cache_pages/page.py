@@ -165,11 +165,12 @@ def render_tuning(found: Mapping[str, Any]) -> str:
     )
 
 
-def render_template(template: str, **values: Any) -> str:
+def render_template(template: str, *, forms: str = "'none'", **values: Any) -> str:
     """Return a page that includes its style sheet and allows nothing else.
 
     Args:
         template: Name of a file beside this module.
+        forms: Where forms of the page may lead, as in a Content-Security-Policy.
         **values: Values for the template.
     """
     style = _text("page.css")
@@ -178,7 +179,7 @@ def render_template(template: str, **values: Any) -> str:
     )
     environment.globals |= {"as_svg": as_svg, "counted": format_count, "label": label, "explain": explain}
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action {forms}"
     return environment.get_template(template).render(style=style, policy=policy, **values)
 
 

@@ -72,12 +72,19 @@ def run(arguments: argparse.Namespace) -> int:
             # the web server handles SIGTERM; an exception raised in a callback would not end it
             signal.signal(number, (lambda *_: os.kill(os.getpid(), signal.SIGTERM)) if number == signal.SIGHUP else _stop)
         try:
+            from niels_cache_assets.cli.context import open_registry
             from niels_cache_assets.defs.keys import names_of  # takes seconds: dagster
             from niels_cache_assets.defs.ui.server import serve
 
             mode = " (read-only)" if arguments.read_only else ""
-            message = f"{address}{mode}; graph: {address}/asset-groups; press Ctrl-C to stop"
-            serve(listener, names_of(registry), read_only=arguments.read_only, ready=lambda: display(message))
+            message = f"{address}{mode}; graph: {address}/asset-groups; search: {address}/search; press Ctrl-C to stop"
+            serve(
+                listener,
+                names_of(registry),
+                read_only=arguments.read_only,
+                ready=lambda: display(message),
+                open_caches=lambda: open_registry(arguments),
+            )
         except _Stopped:
             display("stopped")
             stdout().flush()

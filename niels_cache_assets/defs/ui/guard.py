@@ -8,11 +8,12 @@ JSON, and checks neither Host nor Origin. Without a guard, every page in the use
     GET       /graphql                                   only the page of the GraphQL editor; no query is ever passed on
     GET       /logs, /download_debug, /server_info       only from the UI itself, or typed into the address bar
     GET       /notebook, /dagit/notebook                 refused: they render any notebook file of the machine, scripts included
+    GET       /search/...                                our own pages about caches, with their query; only from the UI itself, or typed
     GET       every other path: the UI's page and its files; links from other pages work, embedding does not
     websocket /graphql                                   Origin the UI's or absent; Dagster executes only subscriptions there
 
 These rules hold for all requests. Host must be a name of this server. (A different Host means DNS rebinding, where a foreign name points at
-127.0.0.1.) If the browser sends Sec-Fetch-Site, the header must show that the request comes from the UI. No query string is passed on. The
+127.0.0.1.) If the browser sends Sec-Fetch-Site, the header must show that the request comes from the UI. Dagster gets no query string. The
 answer cannot be framed or embedded. With `read_only`, the guard refuses every mutation and report before Dagster sees them. Each request
 costs a few comparisons, and one more parse of its body.
 
@@ -41,7 +42,8 @@ _READ = frozenset({"GET", "HEAD"})
 _GRAPHQL = "graphql"
 _REPORTS = frozenset({"report_asset_materialization", "report_asset_check", "report_asset_observation"})
 _NOTEBOOKS = frozenset({"notebook", "dagit"})
-_NOT_PAGES = frozenset({_GRAPHQL, "logs", "download_debug", "server_info", "dagit_info"}) | _REPORTS | _NOTEBOOKS
+_SEARCH = "search"
+_NOT_PAGES = frozenset({_GRAPHQL, _SEARCH, "logs", "download_debug", "server_info", "dagit_info"}) | _REPORTS | _NOTEBOOKS
 
 # The known routes of Dagster's server. An unknown route may be unsafe (see refuse_unknown_routes).
 _KNOWN_ROUTES = {
@@ -75,10 +77,11 @@ class WebGuard:
         port: Port of the server. Host may be 127.0.0.1, localhost or [::1] with this port.
         name: Host name that the message of a refusal recommends; by default 127.0.0.1.
         read_only: Whether to refuse every mutation and report; by default no.
+        search: The ASGI app of /search, or None.
     """
 
-    def __init__(self, app: ASGIApp, *, port: int, name: str = "127.0.0.1", read_only: bool = False) -> None:
-        self._app, self._read_only = app, read_only
+    def __init__(self, app: ASGIApp, *, port: int, name: str = "127.0.0.1", read_only: bool = False, search: ASGIApp | None = None) -> None:
+        self._app, self._read_only, self._search = app, read_only, search
         hosts = [f"{host}:{port}" for host in ("127.0.0.1", "localhost", "[::1]")]
         self._hosts = {host.encode() for host in (*hosts, *(host.removesuffix(":80") for host in hosts))}
         self._advice = f"open http://{name}:{port}; through a tunnel keep the port: ssh -L {port}:{name}:{port}"
@@ -94,6 +97,8 @@ class WebGuard:
                     raise _Refused(403, "no websocket here")
                 return await self._app(scope, receive, send)
             self._check_method(scope, headers)
+            if self._search is not None and _first_path_part(scope) == _SEARCH:
+                return await self._search(scope, receive, _with_own_headers(send))
             scope = {**scope, "query_string": b""}  # so that no GET can carry a query to the app
             if scope["method"] == "POST":
                 receive = await _check_body(receive, _first_path_part(scope), read_only=self._read_only)

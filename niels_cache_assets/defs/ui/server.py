@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import dagster as dg
 import uvicorn
 
+from niels_cache_assets.base.beside import load_beside
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs
 from niels_cache_assets.defs.home.home_errors import home_errors
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
@@ -22,6 +23,7 @@ from niels_cache_assets.defs.keys import DefinitionNames
 from niels_cache_assets.defs.private import web_context
 from niels_cache_assets.defs.ui.guard import WebGuard, refuse_unknown_routes
 from niels_cache_assets.defs.ui.services import Services
+from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import BusyError, hold_lock, lock_owner
 
@@ -31,7 +33,14 @@ _DATABASE = {"statement_timeout": 15_000, "pool_recycle": 3_600, "max_overflow":
 _CHECK_SECONDS = 1.0
 
 
-def serve(listener: socket.socket, names: DefinitionNames, *, read_only: bool, ready: Callable[[], None]) -> None:
+def serve(
+    listener: socket.socket,
+    names: DefinitionNames,
+    *,
+    read_only: bool,
+    ready: Callable[[], None],
+    open_caches: Callable[[], tuple[Registry, Path]],
+) -> None:
     """Serve the UI on a bound socket until an exception ends the server, for example the exception of a signal.
 
     Args:
@@ -39,6 +48,7 @@ def serve(listener: socket.socket, names: DefinitionNames, *, read_only: bool, r
         names: The names of the definitions.
         read_only: Whether the UI can change nothing, and no daemon is started. Otherwise, there can be only one UI for each Dagster home.
         ready: Called when the UI answers.
+        open_caches: Returns the configuration and the cache root, for the pages of the search.
 
     Raises:
         NielsCacheError: If a different process runs a UI on this home, if the home cannot be used, if the guard does not fit the web
@@ -52,7 +62,7 @@ def serve(listener: socket.socket, names: DefinitionNames, *, read_only: bool, r
         TemporaryDirectory(prefix="niels-cache-ui-") as folder,  # not in the home, because the path of a socket is limited
         _exclusive_home(Path(instance.root_directory), shared=read_only),
         Services(instance, Path(folder), names.location) as services,
-        _guarded(instance, services, name=host, port=port, read_only=read_only) as guard,
+        _guarded(instance, services, name=host, port=port, read_only=read_only, open_caches=open_caches) as guard,
         ExitStack() as stack,
     ):
         if not read_only:
@@ -77,7 +87,15 @@ def _exclusive_home(home: Path, *, shared: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _guarded(instance: dg.DagsterInstance, services: Services, *, name: str, port: int, read_only: bool) -> Iterator[WebGuard]:
+def _guarded(
+    instance: dg.DagsterInstance,
+    services: Services,
+    *,
+    name: str,
+    port: int,
+    read_only: bool,
+    open_caches: Callable[[], tuple[Registry, Path]],
+) -> Iterator[WebGuard]:
     """Yield the guard in front of the web server.
 
     Raises:
@@ -93,7 +111,8 @@ def _guarded(instance: dg.DagsterInstance, services: Services, *, name: str, por
         with _explain_incompatible_dagster():
             app = create_app_from_workspace_process_context(context, "", _REFRESH_MILLISECONDS)
             refuse_unknown_routes(app.routes)
-        yield WebGuard(app, port=port, name=name, read_only=read_only)
+        pages = load_beside("inspection", "web").SearchPages(open_caches)
+        yield WebGuard(app, port=port, name=name, read_only=read_only, search=pages)
 
 
 @contextmanager

@@ -101,7 +101,7 @@ import argparse, asyncio, os, signal, socket, sys, types
 import uvicorn
 from niels_cache_assets.cli.commands import ui
 
-def serve(listener, names, *, read_only, ready):
+def serve(listener, names, *, read_only, ready, open_caches):
     async def run():
         loop = asyncio.get_running_loop()
         loop.call_later(0.2, os.kill, os.getpid(), signal.SIGHUP)
