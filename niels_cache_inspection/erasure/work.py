@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from niels_cache_assets.artifacts.suffixes import suffixes_dir
 from niels_cache_assets.base.wording import format_count
 from niels_cache_assets.disk.journal import write_atomically
 from niels_cache_assets.project.registry import Registry
@@ -256,6 +257,8 @@ class Erasure:
         for (_, name), ids in state.ids.items():
             if missing := missing_ids(registry, name, ids):
                 raise NielsCacheError(f"{name}: exclude does not have {missing[0]!r}; another profile or configuration may hide it")
+        for name in {*self._names_to_build(registry, state), *(each["name"] for each in state.targets)}:
+            shutil.rmtree(suffixes_dir(self.root, name), ignore_errors=True)  # its keys are pieces of documents; builds make it again
         if state.tombstone:
             strike_everywhere(registry, self.root, state.ids, progress=self.progress)
             return

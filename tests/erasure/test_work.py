@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from niels_cache_assets.artifacts.suffixes import suffixes_dir
 from niels_cache_assets.base.toml import parse_toml
 from niels_cache_assets.cli import main
 from niels_cache_assets.project.registry import Registry, load_registry
@@ -184,6 +185,9 @@ class Death(BaseException):
 
 def test_an_erasure_that_dies_at_each_step_goes_on_and_leaves_nothing(planted: Planted) -> None:
     assert len(planted.files_with_words()) >= 5
+    index = suffixes_dir(planted.root, "books")
+    index.mkdir(parents=True)
+    (index / "train_keys.bin").write_bytes(b"the first tokens of suffixes")
     before = (planted.folder / "niels_cache.toml").read_text()
 
     receipt_path = planted.folder / "erasure.json"
@@ -204,6 +208,7 @@ def test_an_erasure_that_dies_at_each_step_goes_on_and_leaves_nothing(planted: P
     receipt = planted.erasure().run(ErasureState.load(state_path(planted.folder / "erasure.json")))
     assert receipt["is_absent"]
     assert planted.files_with_words() == []
+    assert not index.exists()
     assert not state_path(planted.folder / "erasure.json").exists()
     tables = parse_toml((planted.folder / "niels_cache.toml").read_text())
     assert "# a comment" in (planted.folder / "niels_cache.toml").read_text()

@@ -72,11 +72,12 @@ def test_what_the_guard_does_not_fit_is_not_served(
 ) -> None:
     services: Any = SimpleNamespace(workspace=tmp_path / "workspace.yaml")
     services.workspace.write_text("load_from: []")
+    settings: dict[str, Any] = {"name": "127.0.0.1", "port": 3000, "read_only": False, "open_caches": None}
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        with web._guarded(instance, services, name="127.0.0.1", port=3000, read_only=False) as guard:
+        with web._guarded(instance, services, **settings) as guard:
             assert isinstance(guard, WebGuard)
         monkeypatch.setattr(target, replacement)
-        with pytest.raises(NielsCacheError) as raised, web._guarded(instance, services, name="127.0.0.1", port=3000, read_only=False):
+        with pytest.raises(NielsCacheError) as raised, web._guarded(instance, services, **settings):
             pass
     assert missing(raised.value, "guard", f"installed Dagster {dg.__version__}", what, "(constraints.txt)") == []
 
