@@ -21,6 +21,7 @@ import torch
 from niels_cache_inspection.account.runs import ReadRun
 from niels_cache_inspection.account.splits import AccountedCache, temporary_array
 from niels_cache_inspection.account.tables import INDEX, no_figures
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IGNORE_INDEX, Bools, Ints
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.packing.documents import PackedDocuments
@@ -55,6 +56,8 @@ class SplitReadings:
 
     def add(self, run: ReadRun, source: SampleSource, located: SampleLocations, *, epoch: int) -> None:
         """Count samples, all of this source and epoch."""
+        if source.copies:  # their tokens are at other places
+            raise NielsCacheError(f"{source.folder}: has copies of its documents for `fim`, whose reads cannot be counted yet")
         settings = run.loader._settings
         reads_tokens = isinstance(source, PackedDocuments) or settings.goldfish or settings.mask_repetitive
         if isinstance(source, PretrainWindows) and not reads_tokens:
