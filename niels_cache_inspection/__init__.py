@@ -1,4 +1,5 @@
-"""What niels-cache shows of finished caches: their content, where it came from, what became of a document, and how two builds differ.
+"""What niels-cache shows of finished caches: their content, where it came from, what became of a document, how two builds differ,
+and what answers for the data.
 
     commands/         the commands of the groups "inspect the content" and "answer for the data", one file each
     samples.py        random windows, examples and documents as text
@@ -7,6 +8,8 @@
     explanation.py    which step dropped a document, and why
     find/             where a text or tokens are in all caches, and which steps have read them
     differences/      the settings, documents and tokens of two builds
+    web.py            the pages that `niels-cache ui` serves: a search, and a document
+    erasure/          erases documents from all that was built, and proves that they are gone
     account/          tokens by source, domain, licence, language and year, as planned and as read
 
 A package beside the others, because building caches and training from them need none of it. It uses `niels_cache_assets`, whose command

@@ -19,7 +19,10 @@ from niels_cache_assets.cli.commands import clean
 from niels_cache_assets.cli.commands.clean import evenly_spaced
 from niels_cache_assets.cli.commands.duplicates import mark_differences
 from niels_cache_assets.cli.console import excerpt
+from niels_cache_assets.inspection.corpora import documents_at
 from niels_cache_assets.project.registry import Registry, load_registry
+from niels_cache_inspection.find.places import Place
+from niels_cache_inspection.web import _dropped_for
 from niels_cache_runtime.format.meta import Meta, read_meta
 from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, corpus_registry, nearly, write_jsonl
@@ -250,6 +253,24 @@ def test_what_cleaning_and_duplicates_show_is_json_for_programs(duplicates: Meta
     assert [sorted(sample)[:2] for sample in sampled] == [["file", "ordinal"]] * 2
     cleaned = json.loads(printed(capsys, "clean", "notes.jsonl", "--json", "-n", "1"))
     assert cleaned["documents"] == {"read": rejected["read"], "kept": rejected["kept"]}
+
+
+def test_the_page_of_a_document_lists_the_copies_that_were_dropped_for_it(registry: Registry, duplicates: Meta) -> None:
+    metas = {name: read_meta(f"cache/corpus/{name}/meta.json") for name in registry.prepared()}
+    (kept,) = documents_at(Path("cache"), [("notes", 0)], metas, ["source_id", "file", "row"]).values()
+    shared: dict[str, Any] = {
+        "dataset": "notes",
+        "family": "pretrain",
+        "directory": Path("cache/pretrain/notes"),
+        "split": "train",
+        "excerpt": "",
+    }
+    found, note = _dropped_for(registry, Path("cache"), Place(document=0, start=0, end=9, **shared, **kept))
+    assert note == ""
+    assert ("copies", "exact") in {(each["dataset"], each["kind"]) for each in found}
+    assert all(each["source_id"] and each["because_ordinal"] == 0 for each in found)
+    found, note = _dropped_for(registry, Path("cache"), Place(document=0, start=0, end=9, **shared, **{**kept, "source_id": None}))
+    assert (found, note) == ([], "its data set has no corpus, so no list of dropped copies")
 
 
 def test_why_explains_each_document_as_the_build_has_counted_it(duplicates: Meta, capsys: pytest.CaptureFixture[str]) -> None:
