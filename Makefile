@@ -79,7 +79,7 @@ torture: $(DEV)  ## the long fault and property tests: hundreds of kills, faults
 mutants: $(DEV)  ## break 40 random lines, one at a time, and check that their tests fail (an hour of two cores)
 	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
-olmo: $(OLMO)/.installed  ## install OLMo-core beside .venv, for the tests that read an export with it (skipped otherwise)
+olmo: $(OLMO)/.installed  ## install OLMo-core and mlcroissant beside .venv, for the tests that read with them (skipped otherwise)
 
 lint: $(DEV)  ## formatting, lint, types and the size of the packages, changing nothing
 	@$(BIN)/ruff format --check .
@@ -154,5 +154,5 @@ $(VENV)/.installed-release: pyproject.toml constraints.txt $(DEV)
 # A folder, not an environment: a process with this folder first on its path takes everything else, torch too, from .venv.
 $(OLMO)/.installed: constraints-olmo.txt $(DEV)
 	@rm -rf $(OLMO)
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps --target $(OLMO) -r constraints-olmo.txt
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-build-isolation --no-deps --target $(OLMO) -r constraints-olmo.txt
 	@touch $@

@@ -26,13 +26,14 @@ from niels_cache_inspection.account.splits import AccountedCache, PlannedSplit
 from niels_cache_inspection.account.tables import COLUMNS, INDEX, NO_DOCUMENT, POSITIONS, no_figures
 from niels_cache_runtime import SFT, BestFit
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import IGNORE_INDEX, META_NAME
+from niels_cache_runtime.format.layout import IGNORE_INDEX, META_NAME, SPLITS, documents_name
 from niels_cache_runtime.format.meta import read_meta, sha256_file
 from niels_cache_runtime.loader.loader import TokenLoader
 from niels_cache_runtime.loader.packing.fim import FIM
 from niels_cache_runtime.loader.phases import Phase, PhasedLoader
 from niels_cache_runtime.loader.preference.batch import make_maker
 from niels_cache_runtime.loader.steps import BatchSizes, Position
+from tests.helpers import olmo_env
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
 from tests.helpers.traced_root import build_chats, put_tokenizer
@@ -289,10 +290,14 @@ def test_a_description_in_croissant_lists_every_file_and_column(root: Path, tmp_
 
 
 def test_mlcroissant_reads_lineage_through_the_description(root: Path, tmp_path: Path) -> None:
-    mlcroissant = pytest.importorskip("mlcroissant", reason="reads descriptions with mlcroissant, which is not installed")
+    web = caches(root)[0]
     path = tmp_path / "web.json"
-    path.write_text(describe_local(caches(root)[0], tmp_path, licenses=["MIT"], published=None), encoding="utf-8")
-    dataset = mlcroissant.Dataset(jsonld=str(path))
-    assert not dataset.metadata.ctx.issues.errors | dataset.metadata.ctx.issues.warnings
-    tokens = [record["train_documents/tokens"] for record in dataset.records("train_documents")]
-    assert sum(tokens) == caches(root)[0].meta["train_tokens"]
+    path.write_text(describe_local(web, tmp_path, licenses=["MIT"], published=None), encoding="utf-8")
+    found = olmo_env.ask("croissant_reader.py", {"path": str(path)}, package="mlcroissant", title="mlcroissant", folder=tmp_path)
+    assert found["errors"] == found["warnings"] == []
+    for split in SPLITS:
+        records = found["records"][f"{split}_documents"]
+        columns = [name.removeprefix(f"{split}_documents/") for name in records[0]]
+        lineage = pyarrow.parquet.read_table(web.directory / documents_name(split), columns=columns)
+        assert [[*record.values()] for record in records] == [[*row.values()] for row in lineage.to_pylist()]
+        assert sum(record[f"{split}_documents/tokens"] for record in records) == web.meta[f"{split}_tokens"]

@@ -1,11 +1,7 @@
 """The files of `export olmo`. OLMo-core reads them token by token with the lines that the command prints, and document by document."""
 
 import gzip
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +12,11 @@ from niels_cache_assets.exchange.writing import ExportPlan
 from niels_cache_formats import olmo
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
+from tests.helpers import olmo_env
 from tests.helpers.exports import OLMO_IMPORTS, WIDE, export, planned, random_documents, read_back, stream_of, write_documents_cache
 from tests.helpers.hand_made import EOT, VOCAB_SIZE
 from tests.helpers.saying import Saying
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENTS = {"train": random_documents(300, seed=1), "val": random_documents(40, seed=2)}
 LARGE = {"train": random_documents(100, seed=1, vocab_size=100_000), "val": random_documents(20, seed=2, vocab_size=100_000)}
 LENGTH = 64  # of a sequence, which its packing wants to be a power of 2; no document is longer
@@ -55,20 +51,7 @@ def answers(plan: ExportPlan, wide: ExportPlan, folder: Path) -> list[Any]:
     shutil.copytree(folder / "out", folder / "read")
     lines = [line.replace(str(folder / "out"), str(folder / "read")) for line in plan.lines]
     requests = [{"lines": asked, "sequence_length": LENGTH} for asked in (lines, list(wide.lines))]
-    packages = REPOSITORY / ".olmo-env"
-    if not (packages / ".installed").exists():
-        pytest.skip("reads with OLMo-core, which is not installed (`make olmo`)")
-    done = subprocess.run(
-        [sys.executable, "-P", str(REPOSITORY / "tests/helpers/olmo_reader.py")],
-        input=json.dumps(requests),
-        env={**os.environ, "PYTHONPATH": str(packages), "TMPDIR": str(folder), "HOME": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return list(json.loads(done.stdout))
+    return list(olmo_env.ask("olmo_reader.py", requests, package="olmo_core", title="OLMo-core", folder=folder))
 
 
 @pytest.fixture(scope="module")
