@@ -26,6 +26,7 @@ from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.base.schema import Share, Table
 from niels_cache_assets.build_cache.pretrain_writer import WriterState
 from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter, ShardWriter
+from niels_cache_assets.project.problems import explain_problems
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.streaming.encode import EncodedTexts, encode_texts, name_unencodable_item, texts_with_special
 from niels_cache_assets.streaming.splits import SplitPart
@@ -73,12 +74,14 @@ class FIMCopies(Table):
         Raises:
             ValueError: For an invalid table.
         """
+        if table is None or isinstance(table, cls):
+            return table
+        if not isinstance(table, Mapping):
+            raise ValueError('must be a table; write fim = { level = "character", copies = 4 }')
         try:
-            return table if table is None else cls.model_validate(table)
+            return cls.model_validate(table)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = "".join(f"{key}: " for key in first["loc"])
-            raise ValueError(where + first["msg"].removeprefix("Value error, ")) from error
+            raise ValueError(explain_problems(error, cls, table)[0].removeprefix(":").strip()) from error
 
 
 class DocumentCopy(NamedTuple):

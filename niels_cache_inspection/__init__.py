@@ -1,5 +1,4 @@
-"""What niels-cache shows of finished caches: their content, where it came from, what became of a document, how two builds differ,
-and what answers for the data.
+"""What niels-cache shows of finished caches, and how it answers for the data in them.
 
     commands/         the commands of the groups "inspect the content" and "answer for the data", one file each
     samples.py        random windows, examples and documents as text
