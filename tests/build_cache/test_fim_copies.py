@@ -297,7 +297,7 @@ def test_parts_are_joined_copy_by_copy_and_one_split_can_be_pulled(tmp_path: Pat
         ({"level": "character", "rate": 1.5}, "rate"),
         ({"level": "character", "copy": 1}, "copy"),
         ({"level": "character", "pre": 1}, "pre=1"),
-        ("character", "dictionary"),
+        ("character", "must be a table"),
     ],
 )
 def test_a_wrong_table_gets_one_line(fim: Any, told: str) -> None:
