@@ -181,12 +181,14 @@ def test_values_come_from_the_first_column_that_a_document_has() -> None:
         {"lang": "fr", "created": "3 May 1999", "url": "x"},
         {"meta": {"l": "it"}, "year": 1987.0},
         {"date": "1999 to 2001"},
+        {"year": float("nan")},
+        {"year": float("inf")},
         None,
     ]
     found = Dimensions({"language": ["lang", "meta.l"]}).values([values and json.dumps(values) for values in kept])
-    assert found["language"] == ["fr", "it", UNKNOWN, UNKNOWN]
-    assert found["year"] == ["1999", "1987", UNKNOWN, UNKNOWN]
-    assert found["domain"] == [UNKNOWN] * 4
+    assert found["language"] == ["fr", "it", *[UNKNOWN] * 4]
+    assert found["year"] == ["1999", "1987", *[UNKNOWN] * 4]
+    assert found["domain"] == [UNKNOWN] * 6
 
 
 @pytest.mark.parametrize(
@@ -197,6 +199,8 @@ def test_values_come_from_the_first_column_that_a_document_has() -> None:
         ("http://b\u00fccher.example.de", "example.de"),
         ("http://192.168.0.1:80/", "192.168.0.1"),
         ("http://[2001:db8::1]/", "2001:db8::1"),
+        ("example.com/?next=//other.org", "example.com"),
+        (f"http://{'a' * 300}.com/", None),
         ("http://localhost/", None),
         ("not an address", None),
         ("", None),
