@@ -21,6 +21,7 @@ from niels_cache_inspection.account.croissant import describe_local
 from niels_cache_inspection.account.dimensions import UNKNOWN, Dimensions
 from niels_cache_inspection.account.domains import Domains
 from niels_cache_inspection.account.ledger import make_ledger
+from niels_cache_inspection.account.output import write_file
 from niels_cache_inspection.account.runs import runs_of, samples_read
 from niels_cache_inspection.account.splits import AccountedCache, PlannedSplit
 from niels_cache_inspection.account.tables import COLUMNS, INDEX, NO_DOCUMENT, POSITIONS, no_figures
@@ -274,6 +275,13 @@ def test_the_command_writes_the_same_files_again(root: Path, tmp_path: Path, cap
     (out / "account.json").write_text("{}", encoding="utf-8")
     assert main(["account", "--out", str(out), *where]) == 2  # it is not ours, so it stays
     assert (out / "account.json").read_text(encoding="utf-8") == "{}"
+
+
+def test_a_file_that_cannot_be_written_is_named_and_the_one_before_stays(tmp_path: Path) -> None:
+    (tmp_path / "croissant").write_text("")
+    with pytest.raises(NielsCacheError, match=r"croissant.* cannot be written: .*--out"):
+        write_file(tmp_path / "croissant" / "pretrain" / "web.json", "{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["croissant"]
 
 
 def test_a_description_in_croissant_lists_every_file_and_column(root: Path, tmp_path: Path) -> None:
