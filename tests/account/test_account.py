@@ -277,7 +277,7 @@ def test_the_command_writes_the_same_files_again(root: Path, tmp_path: Path, cap
     assert (out / "account.json").read_text(encoding="utf-8") == "{}"
 
 
-def test_a_file_that_cannot_be_written_is_named_and_the_one_before_stays(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "croissant").write_text("")
     with pytest.raises(NielsCacheError, match=r"croissant.* cannot be written: .*--out"):
         write_file(tmp_path / "croissant" / "pretrain" / "web.json", "{}")
