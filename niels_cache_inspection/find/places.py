@@ -319,6 +319,8 @@ def _text_query(table: PieceTable, text: str, *, exhaustive: bool) -> TextQuery:
     normalized, note = table.bytes_of(text), None
     if SEPARATOR in normalized:
         note = "the tokenizer has no token for a character of the text, or the text has a special token, so it is nowhere"
+    elif not normalized:
+        note = "the tokenizer removes all characters of the text, so it is nowhere"
     elif normalized != text.encode():
         note = f"the tokenizer changes the text to {normalized.decode(errors='replace')!r:.200}"
     certain = None if exhaustive or SEPARATOR in normalized else certain_tokens(table, normalized)

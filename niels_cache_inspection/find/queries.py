@@ -206,7 +206,8 @@ class TextQuery:
         return "scan" if self.ids is None else "index" if indexed else "candidates"
 
     def find(self, stream: SearchedStream, first: int, stop: int, candidates: Ints | None) -> Hits:
-        windows = [] if SEPARATOR in self._text else [(first, stop)]  # as a byte of the text, it would be any special token
+        is_possible = self._text and SEPARATOR not in self._text  # which would be any special token; no text would be everywhere
+        windows = [(first, stop)] if is_possible else []
         if self.ids is not None:
             if candidates is None:
                 candidates = positions_of(stream.tokens, self.ids, first, min(stop + self.before, len(stream.tokens)))

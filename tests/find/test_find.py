@@ -137,6 +137,13 @@ def test_a_special_token_is_no_byte_of_a_text(root: Path, tokenizer: SentencePie
         assert "nowhere" in str(search.searched[0].note)
 
 
+def test_a_text_that_the_tokenizer_removes_is_nowhere(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PieceTable, "bytes_of", lambda *_: b"")
+    places, search = searched(root, "\u200b")
+    assert places == []
+    assert {"nowhere" in str(each.note) for each in search.searched} == {True}
+
+
 def test_ids_beyond_the_vocabulary_are_refused_and_shown_as_ids(root: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(root, tmp_path / "root"))
     path = root / "pretrain/notes/train/shard_00000.bin"
