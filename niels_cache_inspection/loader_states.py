@@ -4,6 +4,7 @@ A checkpoint is not trusted. So torch reads the checkpoint with `weights_only`, 
 read. This module looks only at the `format` of a state. loaders.py makes the loader, which interprets the rest of the state.
 """
 
+import errno
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +51,8 @@ def batches_of_workers(state: Mapping[str, Any]) -> int:
 
 def _read(path: Path) -> Any:
     try:
+        if "\0" in str(path) or (path.exists() and not path.is_file() and not path.is_dir()):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file")  # reading a pipe or a terminal may never end
         with open(path, "rb") as file:
             start = file.read(64)
     except OSError as error:

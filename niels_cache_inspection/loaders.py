@@ -1,7 +1,8 @@
 """The loader of a saved state, which computes what training has read and reads next."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,33 @@ def steps_taken(state: Mapping[str, Any], loader: TokenLoader | PhasedLoader) ->
     return loader.step + batches_of_workers(state)
 
 
+def first_phase(path: str | Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of the first phase, or the state itself if it has no phases, with the names and folders of all sources.
+
+    Args:
+        path: The file of the state, for messages.
+        state: The state, from `read_loader_state`.
+
+    Raises:
+        NielsCacheError: If it has none.
+    """
+    with _checked(path):
+        begun: dict[str, Any] = state["phases"][0] if state["format"] == phases.FORMAT else {**state}
+        if missing := [name for name in begun["names"] if not isinstance(begun["sources"][name]["folder"], str)]:
+            raise TypeError(f"no folder of {missing[0]}")
+        return begun
+
+
+@contextmanager
+def _checked(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError) as error:
+        raise NielsCacheError(
+            f"{path}: the loader state in it is invalid ({error!r}): it is incomplete or was edited; give an unchanged one"
+        ) from error
+
+
 def open_loader(path: str | Path, state: dict[str, Any], moved: Mapping[str, str], *, copy: str, grown: bool = False) -> Any:
     """Return the loader of a state: a TokenLoader, or a PhasedLoader with the phases that have begun.
 
@@ -35,7 +63,7 @@ def open_loader(path: str | Path, state: dict[str, Any], moved: Mapping[str, str
     Raises:
         NielsCacheError: If a cache is missing or has changed, or if the state is invalid.
     """
-    try:
+    with _checked(path):
         begun = state["phases"] if state["format"] == phases.FORMAT else [state]
         folders = {name: str(source["folder"]) for name, source in begun[0]["sources"].items()}
         for name in moved:
@@ -52,10 +80,6 @@ def open_loader(path: str | Path, state: dict[str, Any], moved: Mapping[str, str
         # The state of a DataLoader worker has its own position; steps are counted over all workers.
         state = {key: value for key, value in state.items() if key != "worker"}
         return TokenLoader.from_state(state, moved, grown=grown, **changes)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise NielsCacheError(
-            f"{path}: the loader state in it is invalid ({error!r}): it is incomplete or was edited; give an unchanged one"
-        ) from error
 
 
 def _open_phases(state: dict[str, Any], moved: Mapping[str, str]) -> PhasedLoader:

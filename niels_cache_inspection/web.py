@@ -42,6 +42,7 @@ SHOWN_TOKENS = 20_000  # of a document
 MOST_COPIES = 50
 SECONDS = 60.0
 _COPY_BYTES = 4_000  # of a document's text by which its copies are found
+_NUMBER_DIGITS = 18  # of a document
 _ORIGIN = ("source_id", "title", "file", "row")
 
 
@@ -187,14 +188,15 @@ def _shown(root: Path, name: str, split: str, number: str) -> ShownDocument:
     cache = next((each for each in caches_of(root) if _name_of(each) == name), None)
     if cache is None:
         raise NielsCacheError(f"{name!r:.200}: no cache of {root}")
-    if split not in SPLITS or (tokens := cache.open(split)) is None or not number.isdecimal() or int(number) >= len(tokens.ends):
+    is_number = number.isdecimal() and len(number) <= _NUMBER_DIGITS
+    if split not in SPLITS or (tokens := cache.open(split)) is None or not is_number or int(number) >= len(tokens.ends):
         raise NielsCacheError(f"{name}: there is no document {number[:30]} in {split[:30]!r}")
     start, end = tokens.bounds(int(number))
     shown_end = min(end, start + SHOWN_TOKENS)
     if isinstance(cache.tokenizer, str):
         raise NielsCacheError(f"{name}: {cache.tokenizer}, so its text cannot be shown")
     ids = tokens.read(start, shown_end - start)
-    special = np.flatnonzero(np.isin(ids, [each for each in cache.meta["special_token_ids"].values() if each is not None]))
+    special = np.flatnonzero(np.isin(ids, [each for each in (cache.meta.get("special_token_ids") or {}).values() if each is not None]))
     passage = max(np.split(ids, np.union1d(special, special + 1)), key=len)
     beginning = as_text(passage.tolist(), cache.tokenizer).strip().encode()[:_COPY_BYTES].decode(errors="ignore")
     origin = cache.lineage(split, [int(number)]).get(int(number))

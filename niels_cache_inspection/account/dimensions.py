@@ -71,7 +71,7 @@ def _text(value: Any) -> str:
 def _year(value: Any) -> str | None:
     """Return the year of a date that begins with it or names only one. Numbers count as years from 1500 to 2099."""
     if isinstance(value, int | float):
-        return str(int(value)) if value == int(value) and 1500 <= value < 2100 else None
+        return str(int(value)) if 1500 <= value < 2100 and value == int(value) else None
     if not isinstance(value, str):
         return None
     if found := _ISO_DATE.match(value):

@@ -14,6 +14,7 @@ from niels_cache_runtime.errors import NielsCacheError
 _VERSION = re.compile(r"^// VERSION: (\d{4}-\d\d-\d\d)", re.MULTILINE)
 _HOST = re.compile(r"\s*(?:[a-z][a-z0-9+.-]*:)?//(?:[^/?#]*@)?(\[[^\]/?#]*\]|[^/?#:\\]*)", re.IGNORECASE)
 _HEADER_CHARACTERS = 4096
+_HOST_CHARACTERS = 253  # at most, RFC 1035
 
 
 @cache
@@ -55,7 +56,7 @@ class Domains:
 
     def of(self, url: str) -> str | None:
         """Return the registrable domain, such as `example.co.uk`, in lower case; an IP address as it is; None without a host."""
-        found = _HOST.match(url if "//" in url else f"//{url}")
+        found = _HOST.match(url) or _HOST.match(f"//{url}")
         host = found[1].lower() if found else ""
         if not host:
             return None
@@ -74,6 +75,6 @@ class Domains:
             name = host if host.isascii() else host.encode("idna").decode()
         except UnicodeError:
             return None
-        if "." not in name or " " in name or ".." in name:
+        if len(name) > _HOST_CHARACTERS or "." not in name or " " in name or ".." in name:
             return None
         return self._suffixes.privatesuffix(name) or name  # a public suffix by itself, such as `github.io`

@@ -8,6 +8,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -76,9 +77,8 @@ def write_account(folder: Path, facts: Facts, ledger: Ledger) -> list[Path]:
     Raises:
         NielsCacheError: If the folder has another account.json, or a file cannot be written.
     """
-    try:
+    with _explain_unwritable(folder):
         _require_ours(folder / JSON_NAME)
-        (folder / TABLES_NAME).mkdir(parents=True, exist_ok=True)
         written = [folder / JSON_NAME]
         write_file(written[0], json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
         for section in SECTIONS:
@@ -89,8 +89,6 @@ def write_account(folder: Path, facts: Facts, ledger: Ledger) -> list[Path]:
                     written.append(path)
                 else:
                     path.unlink(missing_ok=True)
-    except OSError as error:
-        raise NielsCacheError(f"{error.filename or folder}: cannot be written: {error.strerror or error}; name another --out") from error
     page = load_beside("pages", "page")
     used = {section: [name for name, total in totals.items() if total] for section, totals in facts["totals"].items()}
     rendered = page.render_template("account.html", account=facts, used=used, rows=_ROWS_OF_PAGE, UNKNOWN=UNKNOWN)
@@ -109,13 +107,27 @@ def _csv_lines(ledger: Ledger, section: str, name: str) -> Iterator[str]:
 
 
 def write_file(path: Path, content: str) -> None:
-    """Write a file in one step."""
+    """Write a file in one step, in a folder that is made for it.
+
+    Raises:
+        NielsCacheError: If it cannot be written.
+    """
     spare = path.with_name(f".{path.name}.{os.getpid()}")
+    with _explain_unwritable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            spare.write_text(content, encoding="utf-8", errors="backslashreplace", newline="\n")
+            os.replace(spare, path)
+        finally:
+            spare.unlink(missing_ok=True)
+
+
+@contextmanager
+def _explain_unwritable(path: Path) -> Iterator[None]:
     try:
-        spare.write_text(content, encoding="utf-8", errors="backslashreplace", newline="\n")
-        os.replace(spare, path)
-    finally:
-        spare.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        raise NielsCacheError(f"{error.filename or path}: cannot be written: {error.strerror or error}; name another --out") from error
 
 
 def _require_ours(path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_inspection.loader_states import read_loader_state
-from niels_cache_inspection.loaders import open_loader, steps_taken
+from niels_cache_inspection.loaders import first_phase, open_loader, steps_taken
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.loader import TokenLoader
 from niels_cache_runtime.loader.phases import PhasedLoader
@@ -127,11 +127,11 @@ def _loaders_of(path: str | Path, moved: Mapping[str, str]) -> Iterator[tuple[st
         NielsCacheError: If a source is an address, because its lineage is not here.
     """
     state = read_loader_state(path)
-    sources: Any = (state["phases"][0] if state.get("phases") else state).get("sources")
-    names = [*sources] if isinstance(sources, Mapping) else []
+    begun = first_phase(path, state)
+    names, sources = begun["names"], begun["sources"]
     own = {name: folder for name, folder in moved.items() if name in names}
     for name in names:
-        folder = own.get(name, str(sources[name].get("folder") if isinstance(sources[name], Mapping) else ""))
+        folder = own.get(name, sources[name]["folder"])
         if is_address(folder):
             advice = f"niels-cache pull {folder} --out DIR, then --source {name}=DIR/{'/'.join(Path(folder).parts[-3:])}"
             raise NielsCacheError(f"{path}: {name} was read from {folder}, and its lineage is needed here: {advice}")

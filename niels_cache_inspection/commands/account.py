@@ -105,7 +105,6 @@ def run(arguments: argparse.Namespace) -> None:
 
     for cache in caches:
         path = folder / "croissant" / cache.family / f"{cache.name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, describe_local(cache, path.parent, licenses=licenses(cache.meta), published=published))
         written.append(path)
     descriptions = [publish_description(address, licenses=licenses, published=published) for address in arguments.into]

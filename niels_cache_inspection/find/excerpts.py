@@ -39,7 +39,7 @@ def excerpts(stream: SearchedStream, hits: Hits, entries: Ints, table: PieceTabl
         stream: The split.
         hits: The places.
         entries: The document, example or side of each.
-        table: The table of pieces; without it, ids are shown.
+        table: The table of pieces; without it, and for ids that it lacks, ids are shown.
         size: The number of bytes of the text, or 0 for whole tokens.
     """
     for start, end, skipped, entry in zip(*(each.tolist() for each in (*hits, entries)), strict=True):
@@ -47,7 +47,7 @@ def excerpts(stream: SearchedStream, hits: Hits, entries: Ints, table: PieceTabl
         stop -= int(stop > end and int(stream.tokens.read(stop - 1, 1)[0]) == stream.eot)  # which says nothing at the end
         first, last = max(begin, start - _CONTEXT_TOKENS), min(stop, end + _CONTEXT_TOKENS)
         tokens = stream.tokens.read(first, last - first)
-        if table is None:
+        if table is None or not table.has(tokens):
             before, hit, after = (" ".join(map(str, part)) for part in np.split(tokens, [start - first, end - first]))
             before, after = (f"{before} " if before else ""), (f" {after}" if after else "")
         else:

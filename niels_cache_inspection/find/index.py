@@ -269,9 +269,12 @@ class _SplitIndex:
             return []
         sizes = [(each.stop - each.start) * _POSITION.itemsize for each in self._ranges]
         counts = [-(-(each.stop - each.start) // _STRIDE) for each in self._ranges]
-        arrays = MappedTokens([self._directory / each.name for each in self._ranges], dtype=_POSITION, sizes=sizes).shards
         path, size = self._directory / _keys_name(self._ranges[0].split), sum(counts) * _KEY_WORDS * _KEY.itemsize
-        keys = MappedTokens([path], dtype=_KEY, sizes=[size]).shards[0].reshape(-1, _KEY_WORDS)
+        try:
+            arrays = MappedTokens([self._directory / each.name for each in self._ranges], dtype=_POSITION, sizes=sizes).shards
+            keys = MappedTokens([path], dtype=_KEY, sizes=[size]).shards[0].reshape(-1, _KEY_WORDS)
+        except NielsCacheError as error:
+            raise NielsCacheError(f"{error}; remove the damaged index {self._directory}, and build it again if you need it") from error
         for each in (*arrays, *self._tokens.shards):
             _read_at_random(each)
         ends = [*accumulate(counts)][:-1]

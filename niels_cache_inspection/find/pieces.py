@@ -72,11 +72,15 @@ class PieceTable:
         inner = (piece for piece in self.pieces if b" " in piece[1:])
         return frozenset(piece[place - 1] for piece in inner for place in range(1, len(piece)) if piece[place] == _BLANK)
 
+    def has(self, tokens: Tokens) -> bool:
+        """Return whether all of these ids are in the vocabulary. The loops of numba do not check it."""
+        return not len(tokens) or int(tokens.max()) < len(self.pieces)
+
     def join(self, tokens: Tokens, starts: Ints) -> tuple[bytes, Ints]:
         """Return the bytes of tokens.
 
         Args:
-            tokens: The tokens.
+            tokens: The tokens, all of which it has.
             starts: The tokens at which a text starts, ascending.
 
         Returns:

@@ -2,7 +2,8 @@
 
 Blocks of tokens are searched on several threads (see `queries` for the ways). A place belongs to the block with its first token, so none is
 lost or found twice. A place never crosses the border of a document, an example, a side of a preference pair, or a special token. Places may
-overlap: "aa" is twice in "aaa". Memory: about 16 MB a thread, and 32 bytes for each place of the current split.
+overlap: "aa" is twice in "aaa". Memory: about 16 MB a thread, and 32 bytes for each place of the current
+split that is described; places beyond the limit are only counted.
 """
 
 from __future__ import annotations
@@ -169,23 +170,21 @@ class Search:
             self.searched.append(replace(about, note=query))
             return
         query.prepare(len(stream.tokens))
+        counts, room = _Counts(), None if self._limit is None else max(0, self._limit - self.count)
         try:
-            hits, entries = self._hits(stream, query, f"{cache.dataset}/{split}")
+            hits, entries = self._hits(stream, query, f"{cache.dataset}/{split}", counts, room)
         except BaseException:
             if cache.published is not None:
                 cache.published.stop()
             raise
-        room = len(entries) if self._limit is None else max(0, self._limit - self.count)
-        documents = len(np.unique(entries // stream.entries))
-        self.searched.append(
-            replace(about, way=query.way(indexed=stream.positions is not None), note=query.note, places=len(entries), documents=documents)
-        )
-        for first in range(0, min(len(entries), room), _DESCRIBED_AT_ONCE):
-            chosen = slice(first, min(first + _DESCRIBED_AT_ONCE, room))
+        way = query.way(indexed=stream.positions is not None)
+        self.searched.append(replace(about, way=way, note=query.note, places=counts.places, documents=counts.documents))
+        for first in range(0, len(entries), _DESCRIBED_AT_ONCE):
+            chosen = slice(first, first + _DESCRIBED_AT_ONCE)
             yield from self._describe(cache, stream, split, Hits(*(each[chosen] for each in hits)), entries[chosen], query.size)
 
-    def _hits(self, stream: SearchedStream, query: Query, name: str) -> tuple[Hits, Ints]:
-        """Return the places in a split, and the document, example or side with each."""
+    def _hits(self, stream: SearchedStream, query: Query, name: str, counts: _Counts, room: int | None) -> tuple[Hits, Ints]:
+        """Return the first `room` places in a split, and the document, example or side with each. All places are counted."""
         total, size = len(stream.tokens), stream.tokens.dtype.itemsize
         found: list[tuple[Hits, Ints]] = [(Hits(*[_NONE] * 3), _NONE)]
         candidates = None if stream.positions is None or query.ids is None else stream.positions(query.ids)
@@ -205,7 +204,9 @@ class Search:
 
         with closing(map_in_order(search, numbers, threads=_threads(), size_of=lambda _: 0)) as blocks:
             for done, each in enumerate(blocks, start=1):
-                found.append(each)
+                kept = slice(None if room is None else max(0, room - counts.places))
+                counts.add(each[1] // stream.entries)
+                found.append((Hits(*(array[kept].copy() for array in each[0])), each[1][kept].copy()))  # the block is not kept
                 if self._progress is not None:
                     self._progress(name, min(total, done * _BLOCK_TOKENS) * size, total * size)
         hits = Hits(*(np.concatenate(each) for each in zip(*(hits for hits, _ in found), strict=True)))
@@ -237,6 +238,21 @@ class Search:
                 side=SIDES[entry % len(SIDES)] if stream.entries > 1 else None,
                 address=cache.address,
             )
+
+
+class _Counts:
+    """The number of places in a split so far, and of documents or examples with one."""
+
+    def __init__(self) -> None:
+        self.places = self.documents = 0
+        self._last = -1
+
+    def add(self, documents: Ints) -> None:
+        """Count the places of a block, given the document of each, ascending."""
+        if len(documents):
+            self.places += len(documents)
+            self.documents += len(np.unique(documents)) - int(documents[0] == self._last)
+            self._last = int(documents[-1])
 
 
 def _threads() -> int:
@@ -303,6 +319,8 @@ def _text_query(table: PieceTable, text: str, *, exhaustive: bool) -> TextQuery:
     normalized, note = table.bytes_of(text), None
     if SEPARATOR in normalized:
         note = "the tokenizer has no token for a character of the text, or the text has a special token, so it is nowhere"
+    elif not normalized:
+        note = "the tokenizer removes all characters of the text, so it is nowhere"
     elif normalized != text.encode():
         note = f"the tokenizer changes the text to {normalized.decode(errors='replace')!r:.200}"
     certain = None if exhaustive or SEPARATOR in normalized else certain_tokens(table, normalized)

@@ -20,9 +20,10 @@ import numpy as np
 from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_inspection.find.caches import SearchableCache
 from niels_cache_inspection.find.certain import CertainTokens
-from niels_cache_inspection.find.pieces import PieceTable
+from niels_cache_inspection.find.pieces import SEPARATOR, PieceTable
 from niels_cache_runtime.cache.mmap import Offsets
-from niels_cache_runtime.format.layout import Ints, Split, doc_ends_name, entries_per_example
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints, Split, Tokens, doc_ends_name, entries_per_example
 
 Way = Literal["index", "candidates", "scan", "skipped"]
 
@@ -74,6 +75,18 @@ class SearchedStream(NamedTuple):
         """Return the first token of an entry."""
         return int(self.ends[entry - 1]) if entry else 0
 
+    def read_known(self, first: int, stop: int, table: PieceTable) -> Tokens:
+        """Return tokens first..stop-1.
+
+        Raises:
+            NielsCacheError: If the table lacks one of them.
+        """
+        tokens = self.tokens.read(first, stop - first)
+        if not table.has(tokens):
+            where = f"{self.tokens.lineage.parent}: token id {int(tokens.max()):,} is beyond the {len(table.pieces):,} ids of its tokenizer"
+            raise NielsCacheError(f"{where}; run `niels-cache verify`, or search with --tokens")
+        return tokens
+
     def text_starts(self, first: int, stop: int, table: PieceTable) -> Ints:
         """Return the positions at which a text starts, relative to `first`."""
         if not table.strips:
@@ -82,7 +95,7 @@ class SearchedStream(NamedTuple):
         starts = self.ends[low:high].astype(np.int64)
         starts = np.append(starts, 0) if first == 0 else starts
         before = max(first - 1, 0)
-        special = np.flatnonzero(table.is_special[self.tokens.read(before, stop - 1 - before)]) + before + 1
+        special = np.flatnonzero(table.is_special.take(self.tokens.read(before, stop - 1 - before), mode="clip")) + before + 1
         return np.union1d(starts, special if self.restarts else special[np.isin(special - 1, starts)]) - first
 
 
@@ -193,7 +206,8 @@ class TextQuery:
         return "scan" if self.ids is None else "index" if indexed else "candidates"
 
     def find(self, stream: SearchedStream, first: int, stop: int, candidates: Ints | None) -> Hits:
-        windows = [(first, stop)]
+        is_possible = self._text and SEPARATOR not in self._text  # which would be any special token; no text would be everywhere
+        windows = [(first, stop)] if is_possible else []
         if self.ids is not None:
             if candidates is None:
                 candidates = positions_of(stream.tokens, self.ids, first, min(stop + self.before, len(stream.tokens)))
@@ -243,4 +257,5 @@ class TextQuery:
     def _bytes(self, stream: SearchedStream, first: int, stop: int) -> tuple[bytes, Ints]:
         """Return the bytes of tokens, and where the bytes of each begin."""
         stop = min(stop, len(stream.tokens))
-        return self._table.join(stream.tokens.read(first, stop - first), stream.text_starts(first, stop, self._table))
+        tokens = stream.read_known(first, stop, self._table)
+        return self._table.join(tokens, stream.text_starts(first, stop, self._table))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from niels_cache_assets.base.choices import raise_unknown_choice
 from niels_cache_inspection.loader_states import read_loader_state
-from niels_cache_inspection.loaders import open_loader, steps_taken
+from niels_cache_inspection.loaders import first_phase, open_loader, steps_taken
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, doc_ends_name, idx_name, tokens_name
 from niels_cache_runtime.format.meta import Meta, is_foreign, read_meta
@@ -154,7 +154,8 @@ def steps_of_documents(
             metas[place.directory] = _read_meta(place.directory)
         wanted[_content(metas[place.directory], place.directory / place.split)].append(index)
     read = [*map(read_loader_state, states)]
-    names = {name for state in read for name in _phases_of(state)[0]["names"]}
+    first = [first_phase(path, state) for path, state in zip(states, read, strict=True)]
+    names = {name for begun in first for name in begun["names"]}
     for name in moved:
         if name not in names:
             raise_unknown_choice("--source", "no data set", name, sorted(names))
@@ -163,8 +164,8 @@ def steps_of_documents(
     opened: list[ReadState] = []
     known = set[int]()
     for number, (path, state) in enumerate(zip(states, read, strict=True)):
-        begun = _phases_of(state)[0]
-        folders = {name: moved.get(name, source["folder"]) for name, source in begun["sources"].items()}
+        begun = first[number]
+        folders = {name: moved.get(name, begun["sources"][name]["folder"]) for name in begun["names"]}
         with _opened(path, state, {name: folder for name, folder in moved.items() if name in folders}) as loader:
             steps = steps_taken(state, loader)
             run = runs.setdefault(json.dumps([begun["settings"], begun["names"]], sort_keys=True), len(runs))

@@ -21,6 +21,7 @@ from niels_cache_inspection.account.croissant import describe_local
 from niels_cache_inspection.account.dimensions import UNKNOWN, Dimensions
 from niels_cache_inspection.account.domains import Domains
 from niels_cache_inspection.account.ledger import make_ledger
+from niels_cache_inspection.account.output import write_file
 from niels_cache_inspection.account.runs import runs_of, samples_read
 from niels_cache_inspection.account.splits import AccountedCache, PlannedSplit
 from niels_cache_inspection.account.tables import COLUMNS, INDEX, NO_DOCUMENT, POSITIONS, no_figures
@@ -182,12 +183,14 @@ def test_values_come_from_the_first_column_that_a_document_has() -> None:
         {"lang": "fr", "created": "3 May 1999", "url": "x"},
         {"meta": {"l": "it"}, "year": 1987.0},
         {"date": "1999 to 2001"},
+        {"year": float("nan")},
+        {"year": float("inf")},
         None,
     ]
     found = Dimensions({"language": ["lang", "meta.l"]}).values([values and json.dumps(values) for values in kept])
-    assert found["language"] == ["fr", "it", UNKNOWN, UNKNOWN]
-    assert found["year"] == ["1999", "1987", UNKNOWN, UNKNOWN]
-    assert found["domain"] == [UNKNOWN] * 4
+    assert found["language"] == ["fr", "it", *[UNKNOWN] * 4]
+    assert found["year"] == ["1999", "1987", *[UNKNOWN] * 4]
+    assert found["domain"] == [UNKNOWN] * 6
 
 
 @pytest.mark.parametrize(
@@ -198,6 +201,8 @@ def test_values_come_from_the_first_column_that_a_document_has() -> None:
         ("http://b\u00fccher.example.de", "example.de"),
         ("http://192.168.0.1:80/", "192.168.0.1"),
         ("http://[2001:db8::1]/", "2001:db8::1"),
+        ("example.com/?next=//other.org", "example.com"),
+        (f"http://{'a' * 300}.com/", None),
         ("http://localhost/", None),
         ("not an address", None),
         ("", None),
@@ -271,6 +276,13 @@ def test_the_command_writes_the_same_files_again(root: Path, tmp_path: Path, cap
     (out / "account.json").write_text("{}", encoding="utf-8")
     assert main(["account", "--out", str(out), *where]) == 2  # it is not ours, so it stays
     assert (out / "account.json").read_text(encoding="utf-8") == "{}"
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "croissant").write_text("")
+    with pytest.raises(NielsCacheError, match=r"croissant.* cannot be written: .*--out"):
+        write_file(tmp_path / "croissant" / "pretrain" / "web.json", "{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["croissant"]
 
 
 def test_a_description_in_croissant_lists_every_file_and_column(root: Path, tmp_path: Path) -> None:

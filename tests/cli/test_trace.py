@@ -4,6 +4,7 @@ One pretrain and one SFT data set are built once; loaders over them take a few s
 """
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -305,11 +306,17 @@ def text_file(content: bytes) -> Callable[[Path], str]:
     return write
 
 
+def pipe(folder: Path) -> str:
+    os.mkfifo(folder / "given")
+    return str(folder / "given")
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
         (lambda folder: str(folder / "none.pt"), r"none\.pt: .*No such"),
         (str, r"Is a directory"),
+        (pipe, r"given: .*regular file"),
         (text_file(b""), r"given: .*empty"),
         (text_file(b"hello"), r"given: neither JSON .*torch"),
         (text_file(b'{"format": '), r"given: .*JSON.*cut short"),

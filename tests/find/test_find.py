@@ -129,6 +129,33 @@ def test_a_place_never_crosses_a_message_or_a_document(root: Path) -> None:
     assert found(root, f"{QUESTION[-5:]}{ANSWERS[0][:5]}") == Counter()
 
 
+def test_a_special_token_is_no_byte_of_a_text(root: Path, tokenizer: SentencePieceTokenizer) -> None:
+    assert found(root, "eam?") != Counter()
+    for text in (tokenizer.special_tokens["eot"], f"eam?{tokenizer.special_tokens['sys']}"):
+        places, search = searched(root, text)
+        assert places == []
+        assert "nowhere" in str(search.searched[0].note)
+
+
+def test_a_text_that_the_tokenizer_removes_is_nowhere(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PieceTable, "bytes_of", lambda *_: b"")
+    places, search = searched(root, "\u200b")
+    assert places == []
+    assert {"nowhere" in str(each.note) for each in search.searched} == {True}
+
+
+def test_ids_beyond_the_vocabulary_are_refused_and_shown_as_ids(root: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(root, tmp_path / "root"))
+    path = root / "pretrain/notes/train/shard_00000.bin"
+    tokens = np.fromfile(path, dtype="<u2")
+    tokens[3] = 60_000
+    tokens.tofile(path)
+    with pytest.raises(NielsCacheError, match=r"notes: token id 60,000 .*verify"):
+        searched(root, "a", only=["notes"])
+    [place] = find_tokens(caches_of(root, only=["notes"]), [60_000])
+    assert place.excerpt[slice(*place.hit)] == "60000"
+
+
 def test_the_certain_tokens_lead_to_the_same_places_as_all_bytes(root: Path) -> None:
     ways = Counter[str]()
     for text in pieces_of_texts():
@@ -151,9 +178,14 @@ def test_consecutive_tokens_are_found(root: Path, tokenizer: SentencePieceTokeni
 
 
 def test_places_beyond_the_limit_are_counted(root: Path) -> None:
-    shown, search = searched(root, "a", limit=2)
-    assert len(shown) == 2
-    assert search.count == sum(each.places for each in searched(root, "a", limit=0)[1].searched) > 100
+    every, whole = searched(root, "a")
+    for limit in (0, 2, 70, 10_000):
+        shown, search = searched(root, "a", limit=limit)
+        assert shown == every[:limit]
+        assert search.searched == whole.searched
+    assert search.count == len(every) > 100
+    documents = Counter(each[:2] for each in {(place.dataset, place.split, place.document) for place in every})
+    assert +Counter({(each.dataset, each.split): each.documents for each in whole.searched}) == documents
 
 
 def test_an_index_gives_the_candidates(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

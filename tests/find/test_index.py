@@ -143,6 +143,9 @@ def test_an_index_belongs_to_one_build_of_its_cache_and_a_killed_build_leaves_th
 
     (root / "suffixes" / "notes" / "train_00000.bin").write_bytes(first["train_00000.bin"][::-1])
     assert [finding.path for finding in verify_cache(root)] == ["train_00000.bin"]
+    (root / "suffixes" / "notes" / "train_00000.bin").unlink()
+    with pytest.raises(NielsCacheError, match=r"train_00000.bin.* remove the damaged index"):
+        candidates(cache, "train", [5])
     assert build(registry, root, force=True) == "built"
     assert files_of(root) == first
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from niels_cache_assets.cli import main
+from niels_cache_inspection.account.runs import runs_of
 from niels_cache_inspection.find.steps import steps_of_documents
 from niels_cache_runtime import NielsCacheError, Phase, PhasedLoader, TokenLoader
+from niels_cache_runtime.loader.phases import FORMAT as OF_PHASES
 from tests.helpers.hand_made import write_stream
 from tests.helpers.traced_steps import take_steps, traced_reads
 from tests.loader.test_random_runs import write_notes
@@ -115,6 +118,17 @@ def test_a_state_of_a_run_in_phases_is_read_from_a_checkpoint(folder: Path, tmp_
     places = [(each["first_column"], each["document"]) for each in traced["segments"] if "document" in each]
     assert traced["epoch"] == row.epoch
     assert (row.first, 3) in places
+
+
+@pytest.mark.parametrize("of_phases", [False, True])
+@pytest.mark.parametrize("lost", ["names", "sources", "folder"])
+def test_an_incomplete_state_is_refused_in_one_line(folder: Path, save: Save, lost: str, of_phases: bool) -> None:
+    state = after(folder, 1).state_dict()
+    del (state["sources"]["notes"] if lost == "folder" else state)[lost]
+    path = save({"format": OF_PHASES, "phases": [state]} if of_phases else state)
+    for read in (partial(steps_of_documents, places=[]), partial(runs_of, moved={})):
+        with pytest.raises(NielsCacheError, match=rf"{path.name}: .*invalid .*{lost}"):
+            read([path])
 
 
 def test_a_cache_that_has_grown_since_is_read_as_it_was(tmp_path: Path, save: Save) -> None:

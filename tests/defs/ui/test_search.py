@@ -89,6 +89,8 @@ def test_the_start_page_leads_to_the_report(pages: SearchPages) -> None:
         ("/search", {"q": PLANTED, "state": "gone.pt"}, "gone.pt"),
         ("/search/document", {"cache": "pretrain/gone"}, "no cache of"),
         ("/search/document", {"cache": "pretrain/notes", "split": "train", "number": "999"}, "no document 999"),
+        ("/search/document", {"cache": "pretrain/notes", "split": "train", "number": "9" * 5_000}, "no document 999"),
+        ("/search", {"q": PLANTED, "state": "gone\0"}, "regular file"),
         ("/search/document", {"cache": "pretrain/notes", "split": "../x", "number": "1"}, "no document 1 in"),
         ("/search/other", {}, "no such page"),
     ],
