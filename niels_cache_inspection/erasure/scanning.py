@@ -49,13 +49,14 @@ Relation = Literal["id", "exact", "near", "shared"]
 EXACT = 0.999  # the share of a text from which on a document contains it
 NEAR = 0.3  # the share of a text from which on a document is a near copy
 MOSTLY = 0.8  # the share of its own text from which on a document is a near copy
+_TOKEN_FILES = (".bin", ".npy", ".ds")  # files of our caches, and of exports
 _BLOCK = 1 << 22
 _OVERLAP = 1 << 10  # bytes that two blocks of a file share: more than a RUN with escapes
 _EXCERPT = 160
 _SHARED_AT_ONCE = 1 << 12
+_NO_TOKENIZER = (f"tokens in files such as *{_TOKEN_FILES[0]}", "the cache root has no tokenizer that can be opened")
 _TEXT_AT_ONCE = 1 << 26  # bytes of documents of a cache whose lineage is read at once
 SOURCE = "source"  # the place of documents at their source
-_TOKEN_FILES = (".bin", ".npy", ".ds")  # files of our caches, and of exports
 _COMPRESSED = {  # by a regular expression for the first bytes
     ".gz": rb"\x1f\x8b\x08",
     ".bz2": rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)",
@@ -153,6 +154,7 @@ class Scan:
     _shared_prints: list[Uints] = field(default_factory=list)
     _loose: list[tuple[Path, Uints]] = field(default_factory=list)
     _pieces: TokenText | None = None
+    _names: dict[tuple[int, int], list[Path]] = field(default_factory=dict)  # of files with hard links
     _seen: set[Path] = field(default_factory=set)  # files whose content was searched as documents
 
     def run(self, *, sources: bool = True) -> Scan:
@@ -165,7 +167,8 @@ class Scan:
         for path, prints in self._loose:
             own = np.setdiff1d(prints, common, assume_unique=True)
             if len(own):
-                self.files.append(FoundFile(path=path, prints=len(own)))
+                names = next((each for each in self._names.values() if each[0] == path), [path])
+                self.files += [FoundFile(path=each, prints=len(own)) for each in names]
         return self
 
     def _search_sources(self) -> None:
@@ -245,6 +248,11 @@ class Scan:
 
     def _search_files(self) -> None:
         for path, found in regular_files([self.root, *self.folders], self.unread):
+            if found.st_nlink > 1 and path.suffix != ".parquet" and path not in self._seen:
+                names = self._names.setdefault((found.st_dev, found.st_ino), [])
+                names.append(path)
+                if len(names) > 1:
+                    continue
             self.counts["files"] += 1
             self.counts["bytes"] += found.st_size
             if path in self._seen or (self.wanted.is_empty and path.suffix != ".parquet"):
@@ -279,7 +287,8 @@ class Scan:
         """Yield the normalized content of a file, as it is, without escapes, and as tokens."""
         if path.suffix in _TOKEN_FILES:
             if (pieces := self._pieces) is None:
-                raise NielsCacheError("its tokens cannot be decoded, because the cache root has no tokenizer that can be opened")
+                self.unread += [_NO_TOKENIZER] if _NO_TOKENIZER not in self.unread else []
+                return
             for dtype in TOKEN_DTYPES.values():
                 for block in _blocks(path, overlap=RUN * dtype.itemsize):
                     yield normalize(pieces.decode(np.frombuffer(block[: len(block) // dtype.itemsize * dtype.itemsize], dtype)))

@@ -149,8 +149,10 @@ def find_targets(
         unread = first.unread
     else:
         keys = _keys_of(request, registry, root, with_remote=with_remote)
-        first = scan([], keys)
-        named, near, unread = first.documents, [], first.unread
+        mixtures = {name: source.members for name, source in registry.pretrain.items() if isinstance(source, Interleave)}
+        in_mixtures = {("pretrain", mixture, each) for _, name, each in keys for mixture, members in mixtures.items() if name in members}
+        first = scan([], keys | in_mixtures)
+        named, near, unread = [each for each in first.documents if _key(each, registry) in keys], [], first.unread
         if request.ids and request.dataset is None and len(names := sorted({_key(each, registry)[1] for each in named})) > 1:
             raise NielsCacheError(f"{format_list(names)} have a document {request.ids[0]!r}; choose one with --dataset")
     if not named and not near:

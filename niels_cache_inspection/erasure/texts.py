@@ -71,8 +71,10 @@ def reason_not_read(source: Source, *, with_remote: bool) -> str | None:
     Raises:
         NielsCacheError: If its files do not exist.
     """
-    if not source.enabled or isinstance(source, Interleave) or source.missing_setting():  # the members of a mixture are read
+    if isinstance(source, Interleave) or source.missing_setting():  # the members of a mixture are read
         return ""
+    if not source.enabled:
+        return "it is not enabled"
     if with_remote:
         return None
     if getattr(source, "dataset", None) and not getattr(source, "local_key", None):
@@ -244,14 +246,13 @@ def documents_of(tokens: OpenedTokens) -> Iterator[tuple[int, Ints, Tokens]]:
 
 
 def regular_files(folders: Iterable[Path], unread: list[tuple[str, str]] | None = None) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield all regular files below folders, each once even if it has several names. A folder may itself be a file.
+    """Yield all regular files below folders. A folder may itself be a file.
 
     Args:
         folders: The folders.
         unread: Gets the folders that cannot be listed, and the links to other places, which are not followed, each with the reason.
     """
-    seen, given = set[tuple[int, int]](), [*folders]
-    noted = [] if unread is None else unread
+    given, noted = [*folders], [] if unread is None else unread
     inside = [Path(os.path.realpath(each)) for each in given]
 
     def note(error: OSError) -> None:
@@ -268,8 +269,7 @@ def regular_files(folders: Iterable[Path], unread: list[tuple[str, str]] | None 
                 target = Path(os.path.realpath(path))
                 if not any(target.is_relative_to(each) for each in inside):
                     noted.append((str(path), f"a link to {target}, which is not followed; search it with --also"))
-            if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in seen:
-                seen.add((found.st_dev, found.st_ino))
+            if stat.S_ISREG(found.st_mode):
                 yield path, found
 
 

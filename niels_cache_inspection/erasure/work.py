@@ -287,7 +287,7 @@ class Erasure:
         state.unread = [list(each) for each in scan.unread]
         state.counts = scan.counts
         state.common = base64.b64encode(scan.common.astype("<u8").tobytes()).decode()
-        state.left = sorted({_place_of(each, self.root) for each in scan.documents} | {str(each.path) for each in scan.files})
+        state.left = sorted({_place_of(each, self.root) for each in scan.documents} | {str(each.path.absolute()) for each in scan.files})
 
     def _delete(self, state: ErasureState) -> None:
         left = []
@@ -393,7 +393,7 @@ def _kept_of(registry: Registry, state: ErasureState) -> set[tuple[str, str, str
 
 
 def _place_of(each: FoundDocument, root: Path) -> str:
-    return str(root / each.family / each.name) if each.place == "cache" else str(root / each.place)
+    return str((root / each.family / each.name if each.place == "cache" else root / each.place).absolute())
 
 
 def _kind_of_place(place: str) -> str:
@@ -402,6 +402,7 @@ def _kind_of_place(place: str) -> str:
 
 def _deletable(path: Path, root: Path) -> Path | None:
     """Return the unfinished build or the page of a report that a path belongs to, which may be deleted, or None."""
+    root = root.absolute()
     if not path.is_relative_to(root):
         return None
     parts = path.relative_to(root).parts

@@ -235,12 +235,17 @@ def test_what_was_not_asked_for_stays_and_what_cannot_be_reached_is_named(plante
     unfinished = planted.root / "pretrain/.notes.partial/train"
     unfinished.mkdir(parents=True)
     shutil.copy(planted.root / "pretrain/notes/train/shard_00000.bin", unfinished)
+    page = planted.root / "reports/page.html"
+    page.parent.mkdir(exist_ok=True)
+    page.write_text(TEXT)
+    os.link(page, page.with_name("copy.html"))
     for shard in (planted.root / "pretrain/notes/train").glob("*.bin"):
         os.link(shard, planted.folder / f"backup_{shard.name}")
     (planted.root / "stray.txt").write_text(f"a note on: {TEXT}")
     receipt = planted.erase()
     assert not receipt["is_absent"]
     assert not (planted.root / "pretrain/.notes.partial").exists()
+    assert not [*page.parent.glob("*.html")]
     still = [each["where"] for each in receipt["remaining"] if each["what"] == "still there"]
     assert still == [str(planted.root / "stray.txt")]
     assert [each for each in receipt["remaining"] if each["what"] == "hard link"]
@@ -390,6 +395,24 @@ def test_shared_passages_do_not_stay_in_memory(built: Planted, monkeypatch: pyte
         scans.append(scan.run(sources=False))
     assert scans[0].documents
     assert scans[0].documents == scans[1].documents
+
+
+def test_an_id_is_found_in_a_mixture_whose_member_is_gone(planted: Planted) -> None:
+    (planted.folder / "notes.jsonl").unlink()
+    shutil.rmtree(planted.root / "pretrain/notes")
+    assert [each.key for each in planted.targets(ids=("notes-3",), dataset="notes").sure] == [("pretrain", "notes", "notes-3")]
+
+
+def test_what_is_still_there_is_known_from_another_folder(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    stray = planted.root / "stray.txt"
+    stray.write_text(TEXT)
+    monkeypatch.chdir(planted.folder)
+    erasure = replace(planted.erasure(), root=Path("cache"))
+    state = erasure.begin(ErasureRequest(), planted.targets(), near=True)
+    erasure._scan(state)
+    monkeypatch.chdir("/")
+    planted.erasure()._delete(state)
+    assert str(stray) in state.left
 
 
 def test_a_named_address_without_a_replaced_build_remains(planted: Planted) -> None:
