@@ -55,7 +55,8 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey(
         "forms",
         _FAMILIES,
-        "Features that a reader must support, sorted: `fim_copies`, `pairs`, `parts`, `spans` (target spans), `uint32` (token type); "
+        "Features that a reader must support, sorted: `fim_copies`, `pairs`, `parts`, `spans` (target spans), `target_weights`, "
+        "`tombstones`, `uint32` (token type); "
         "readers reject unknown features",
     ),
     MetaKey("meta_sha256", EVERY, "sha256 of this file with this value left empty"),

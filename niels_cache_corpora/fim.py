@@ -332,7 +332,9 @@ def _find_sentinels(given: Sequence[int | str | None], tokenizer: TextTokenizer)
     if len({*known} - {*tokenizer.special_token_ids().values()}) == 3 and 0 <= min(known) <= max(known) < tokenizer.vocab_size:
         return known
     what = f"the tokens {given}" if None not in given else "tokens of StarCoder, Qwen, DeepSeek or CodeLlama"
-    raise NielsCacheError(f"fim: the tokenizer has not {what}; give their ids or their texts: fim = {{ pre = ..., suf = ..., mid = ... }}")
+    raise NielsCacheError(
+        f"fim: the tokenizer does not have {what}; give their ids or their texts: fim = {{ pre = ..., suf = ..., mid = ... }}"
+    )
 
 
 def _find_guard(tokenizer: TextTokenizer) -> tuple[str, list[int]]:

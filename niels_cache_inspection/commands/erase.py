@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _erase(arguments: argparse.Namespace, registry: Registry, root: Path) -> int:
     from niels_cache_assets.project.registry import load_registry
-    from niels_cache_inspection.erasure.receipt import load_signing_key
+    from niels_cache_inspection.erasure.receipt import key_path, load_signing_key
     from niels_cache_inspection.erasure.targets import ErasureRequest, find_targets
     from niels_cache_inspection.erasure.work import Erasure, ErasureState, state_path
 
@@ -106,16 +107,7 @@ def _erase(arguments: argparse.Namespace, registry: Registry, root: Path) -> int
             published=tuple(arguments.published or ()),
             progress=progress,
         )
-        if state_path(receipt).exists():
-            state = ErasureState.load(state_path(receipt))
-            print_log_line(diagnostics(), f"going on with the erasure that was confirmed at {state.started}, at the step {state.step}")
-            status.stop()
-            return _finish(arguments, erasure.run(state))
-        if receipt.exists():
-            raise NielsCacheError(f"{receipt}: exists; choose another --receipt")
         text = _text(arguments)
-        if not (arguments.id or text or arguments.where):
-            raise NielsCacheError(f"{WHERE}: say what to erase: --id, --text, --file or --where")
         request = ErasureRequest(
             ids=tuple(arguments.id or ()),
             text=text,
@@ -124,6 +116,22 @@ def _erase(arguments: argparse.Namespace, registry: Registry, root: Path) -> int
             by=arguments.by or "",
             why=arguments.why or "",
         )
+        is_named = bool(request.ids or text or request.where)
+        if state_path(receipt).exists():
+            state = ErasureState.load(state_path(receipt))
+            other = "" if not is_named or request.digest(bytes.fromhex(state.key)) == state.request else "of another request "
+            if other or arguments.dry_run:
+                raise NielsCacheError(
+                    f"{state_path(receipt)}: an erasure {other}was confirmed at {state.started} and is not finished; finish it: "
+                    f"niels-cache erase --receipt {shlex.quote(str(receipt))}; or choose another --receipt"
+                )
+            print_log_line(diagnostics(), f"going on with the erasure that was confirmed at {state.started}, at the step {state.step}")
+            status.stop()
+            return _finish(arguments, erasure.run(state))
+        if existing := next((each for each in (receipt, key_path(receipt)) if each.exists()), None):
+            raise NielsCacheError(f"{existing}: exists; choose another --receipt")
+        if not is_named:
+            raise NielsCacheError(f"{WHERE}: say what to erase: --id, --text, --file or --where")
         targets = find_targets(request, registry, root, folders=_folders(arguments), with_remote=arguments.sources, progress=progress)
     near = _confirm(arguments, targets)
     if near is None:

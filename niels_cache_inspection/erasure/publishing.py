@@ -36,18 +36,25 @@ def replace_published(
     remaining: list[Remaining] = []
     for address in [*known, *others]:
         try:
-            remaining += _replace(registry, root, names, address, progress)
-        except MissingError:
-            continue  # nothing is published there
+            remaining += _replace(registry, root, names, address, progress, is_named=address in others)
+        except MissingError as error:
+            if address in others:  # somebody says that there is a build
+                remaining.append(Remaining(what="published build", where=address, advice=f"{error}; check the address; {_AGAIN}"))
         except (NielsCacheError, OSError) as error:
             remaining.append(Remaining(what="published build", where=address, advice=f"{error}; {_AGAIN}"))
     return remaining
 
 
-def _replace(registry: Registry, root: Path, names: Collection[str], address: str, progress: Callable[[str], None]) -> list[Remaining]:
+def _replace(
+    registry: Registry, root: Path, names: Collection[str], address: str, progress: Callable[[str], None], *, is_named: bool
+) -> list[Remaining]:
     record, _ = read_record(open_store(check_address(address)))
     if record.name not in names:
-        return []
+        advice = (
+            f"its data set {record.name} was not built again, so it was neither searched nor replaced; `niels-cache pull` it, and search "
+            "the copy with --also"
+        )
+        return [Remaining(what="published build", where=address, advice=advice)] if is_named else []
     build = open_local_build(dataset_dir(root, record.family, record.name))
     progress(f"replacing {address}")
     if address.startswith(SCHEME):

@@ -26,6 +26,7 @@ FORMAT = 1
 KIND = "niels-cache erasure"
 KEY_BYTES = 32
 
+_READ = {"is_absent": bool, "documents": list, "prints": list, "too_short_to_search": int, "builds_after": list, "remaining": list}
 Receipt = dict[str, Any]
 
 
@@ -138,6 +139,8 @@ def read_receipt(path: Path) -> Receipt:
         raise NielsCacheError(f"{path}: is not the receipt of an erasure")
     if found.get("format") != FORMAT:
         raise NielsCacheError(f"{path}: has format {found.get('format')!r}, and this version reads {FORMAT}; update niels-cache")
+    if wrong := next((name for name, kind in _READ.items() if not isinstance(found.get(name), kind)), None):
+        raise NielsCacheError(f"{path}: is damaged: it lacks {wrong!r}, or has something else there; use the receipt as erase wrote it")
     return found
 
 

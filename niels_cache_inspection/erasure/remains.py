@@ -6,6 +6,7 @@ The kernel frees the bytes of a deleted file only when its last name is gone and
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -42,11 +43,16 @@ def other_names(folders: Iterable[Path], root: Path) -> list[Remaining]:
         Remaining(
             what="hard link",
             where=f"{links - names[key]} other names of {path} (inode {key[1]})",
-            advice=f"find them: find / -xdev -inum {key[1]}; and delete them",
+            advice=f"find them: find {shlex.quote(str(_mount_of(path)))} -xdev -inum {key[1]}; and delete them",
         )
         for key, (path, links) in suspects.items()
         if links > names[key]
     ]
+
+
+def _mount_of(path: Path) -> Path:
+    """Return the mount point of the file system of a file, which has all of its names."""
+    return next(each for each in path.resolve().parents if each.is_mount())
 
 
 def read_only(folders: Iterable[Path]) -> list[Remaining]:
@@ -70,7 +76,7 @@ def hub_copies(sources: Iterable[object]) -> list[Remaining]:
 
 def readers_of(root: Path) -> Iterator[Remaining]:
     """Yield the programs of this machine that still have deleted files below a root open or mapped."""
-    prefix, hidden = f"{root.absolute()}/", 0
+    prefix, hidden = f"{root.resolve()}/", 0  # the kernel names files without links
     for process in Path("/proc").glob("[0-9]*"):
         if process.name == str(os.getpid()):
             continue

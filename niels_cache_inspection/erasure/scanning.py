@@ -9,21 +9,21 @@ files. Everything that cannot be opened is listed: a search that does not say th
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
-from collections.abc import Callable, Collection, Container, Iterator
+import re
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Literal
 
 import numpy as np
 
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, detect_content
 from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.disk.table_file import lineage_files
 from niels_cache_assets.facts.lineage import read_lineage
 from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.sources.reading.compressed import decompressed
 from niels_cache_assets.tokenizer.decoding import open_tokenizer
 from niels_cache_inspection.erasure.prints import GRAM, RUN, WantedTexts, normalize, prints_of, unescape
 from niels_cache_inspection.erasure.texts import (
@@ -49,12 +49,21 @@ Relation = Literal["id", "exact", "near", "shared"]
 EXACT = 0.999  # the share of a text from which on a document contains it
 NEAR = 0.3  # the share of a text from which on a document is a near copy
 MOSTLY = 0.8  # the share of its own text from which on a document is a near copy
+_TOKEN_FILES = (".bin", ".npy", ".ds")  # files of our caches, and of exports
 _BLOCK = 1 << 22
 _OVERLAP = 1 << 10  # bytes that two blocks of a file share: more than a RUN with escapes
 _EXCERPT = 160
+_SHARED_AT_ONCE = 1 << 12
+_NO_TOKENIZER = (f"tokens in files such as *{_TOKEN_FILES[0]}", "the cache root has no tokenizer that can be opened")
+_TEXT_AT_ONCE = 1 << 26  # bytes of documents of a cache whose lineage is read at once
 SOURCE = "source"  # the place of documents at their source
-_TOKEN_FILES = (".bin", ".npy", ".ds")  # files of our caches, and of exports
-_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_COMPRESSED = {  # by a regular expression for the first bytes
+    ".gz": rb"\x1f\x8b\x08",
+    ".bz2": rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)",
+    ".xz": rb"\xfd7zXZ\x00",
+    ".zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
+}
+_PACKED = rb"PK(\x03\x04|\x05\x06)|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|\x04\x22\x4d\x18|%PDF-|(PAR1|ORC)[\x00-\x08\x0e-\x1f]|Obj\x01"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +154,7 @@ class Scan:
     _shared_prints: list[Uints] = field(default_factory=list)
     _loose: list[tuple[Path, Uints]] = field(default_factory=list)
     _pieces: TokenText | None = None
+    _names: dict[tuple[int, int], list[Path]] = field(default_factory=dict)  # of files with hard links
     _seen: set[Path] = field(default_factory=set)  # files whose content was searched as documents
 
     def run(self, *, sources: bool = True) -> Scan:
@@ -157,7 +167,8 @@ class Scan:
         for path, prints in self._loose:
             own = np.setdiff1d(prints, common, assume_unique=True)
             if len(own):
-                self.files.append(FoundFile(path=path, prints=len(own)))
+                names = next((each for each in self._names.values() if each[0] == path), [path])
+                self.files += [FoundFile(path=each, prints=len(own)) for each in names]
         return self
 
     def _search_sources(self) -> None:
@@ -193,6 +204,8 @@ class Scan:
     def _search_cache(self, folder: CacheFolder, meta: Meta, pieces: TokenText) -> None:
         for split, tokens in open_tokens(folder.directory, meta):
             found: dict[int, tuple[bytes, Uints]] = {}
+            struck = {*meta.get("tombstones", {}).get("documents", {}).get(split, ())}
+            by_id, size = {*self._ids_in(folder, tokens.lineage)} - struck, 0
             for first, ends, block in documents_of(tokens) if not self.wanted.is_empty else ():
                 text = pieces.decode(block)
                 self.counts["bytes"] += len(text)
@@ -204,16 +217,23 @@ class Scan:
                     own = pieces.decode(block[start:end])
                     if len(prints := self.wanted.found_in(normalize(own))):
                         found[number] = own, prints
+                        size += len(own)
+                if size > _TEXT_AT_ONCE:
+                    self._add_all(folder, split, tokens.lineage, found)
+                    by_id -= found.keys()
+                    found, size = {}, 0
             self._seen.update(tokens.files)
-            struck = {*meta.get("tombstones", {}).get("documents", {}).get(split, ())}
-            for number in {*self._ids_in(folder, tokens.lineage)} - struck:
+            for number in by_id:
                 start, end = (int(tokens.ends[number - 1]) if number else 0), int(tokens.ends[number])
                 own = pieces.decode(np.concatenate([*slice_pieces(tokens.shards, start, end)]))
                 found.setdefault(number, (own, np.empty(0, np.uint64)))
-            for number, origin in sorted(read_lineage(tokens.lineage, found).items()) if found else ():
-                own, prints = found[number]
-                stored = StoredText(origin.source_id, origin.file, origin.row, [own.decode(errors="replace")])
-                self._add(stored, prints, normalize(own), "cache", folder.family, folder.name, split=split, number=number)
+            self._add_all(folder, split, tokens.lineage, found)
+
+    def _add_all(self, folder: CacheFolder, split: Split, lineage: Path, found: Mapping[int, tuple[bytes, Uints]]) -> None:
+        for number, origin in sorted(read_lineage(lineage, found).items()) if found else ():
+            own, prints = found[number]
+            stored = StoredText(origin.source_id, origin.file, origin.row, [own.decode(errors="replace")])
+            self._add(stored, prints, normalize(own), "cache", folder.family, folder.name, split=split, number=number)
 
     def _ids_in(self, folder: CacheFolder, lineage: Path) -> Iterator[int]:
         """Yield the number of each document in a lineage that has one of the ids."""
@@ -227,20 +247,27 @@ class Scan:
                     first += len(batch)
 
     def _search_files(self) -> None:
-        for path, found in regular_files([self.root, *self.folders]):
+        for path, found in regular_files([self.root, *self.folders], self.unread):
+            if found.st_nlink > 1 and path.suffix != ".parquet" and path not in self._seen:
+                names = self._names.setdefault((found.st_dev, found.st_ino), [])
+                names.append(path)
+                if len(names) > 1:
+                    continue
             self.counts["files"] += 1
             self.counts["bytes"] += found.st_size
             if path in self._seen or (self.wanted.is_empty and path.suffix != ".parquet"):
                 continue
             if found.st_size > _BLOCK:
                 self.progress(f"searching {path} ({file_size(found.st_size)})")
+            prints = [np.empty(0, np.uint64)]
             with self._noting(str(path)):
                 if path.suffix == ".parquet":
                     self._search_parquet(path)
                     continue
-                prints = [np.empty(0, np.uint64), *(self.wanted.found_in(each) for each in self._contents(path))]
-                if len(every := np.unique(np.concatenate(prints))):
-                    self._loose.append((path, every))
+                for each in self._contents(path):
+                    prints.append(self.wanted.found_in(each))
+            if len(every := np.unique(np.concatenate(prints))):  # also before damage
+                self._loose.append((path, every))
 
     def _search_parquet(self, path: Path) -> None:
         family, name = owner_of(path, self.root)
@@ -259,10 +286,12 @@ class Scan:
     def _contents(self, path: Path) -> Iterator[bytes]:
         """Yield the normalized content of a file, as it is, without escapes, and as tokens."""
         if path.suffix in _TOKEN_FILES:
-            if (pieces := self._pieces) is not None:
-                for dtype in TOKEN_DTYPES.values():
-                    for block in _blocks(path, overlap=RUN * dtype.itemsize):
-                        yield normalize(pieces.decode(np.frombuffer(block[: len(block) // dtype.itemsize * dtype.itemsize], dtype)))
+            if (pieces := self._pieces) is None:
+                self.unread += [_NO_TOKENIZER] if _NO_TOKENIZER not in self.unread else []
+                return
+            for dtype in TOKEN_DTYPES.values():
+                for block in _blocks(path, overlap=RUN * dtype.itemsize):
+                    yield normalize(pieces.decode(np.frombuffer(block[: len(block) // dtype.itemsize * dtype.itemsize], dtype)))
             return
         for block in _blocks(path, overlap=_OVERLAP):
             yield normalize(block)
@@ -302,6 +331,8 @@ class Scan:
         if relation == "shared":
             self.shared += 1
             self._shared_prints.append(prints)
+            if len(self._shared_prints) > _SHARED_AT_ONCE:
+                self._shared_prints = [np.unique(np.concatenate(self._shared_prints))]
             return
         self.documents.append(
             FoundDocument(
@@ -331,7 +362,7 @@ class _Noting(suppress):
         self._unread, self._what = unread, what
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, NielsCacheError | OSError | EOFError | lzma.LZMAError):
+        if not isinstance(error, NielsCacheError | OSError):
             return False
         self._unread.append(
             (self._what, (str(error) if isinstance(error, NielsCacheError) else getattr(error, "strerror", "") or str(error)))
@@ -349,12 +380,21 @@ def owner_of(path: Path, root: Path) -> tuple[str, str]:
 
 
 def _blocks(path: Path, *, overlap: int) -> Iterator[bytes]:
-    """Yield the content of a file, decompressed, in blocks that overlap."""
-    if path.suffix == ".zst":
-        from zstandard import open as opener
-    else:
-        opener = _OPENERS.get(path.suffix, open)
-    with opener(path, "rb") as file:
+    """Yield the content of a file, decompressed if its first bytes say so, in blocks that overlap.
+
+    Raises:
+        NielsCacheError: If it is an archive or a similar file, whose text its bytes do not show.
+    """
+    with path.open("rb") as raw:
+        file: IO[bytes] = raw
+        head = raw.read(HEAD_BYTES)
+        raw.seek(0)
+        if path.suffix not in _TOKEN_FILES:
+            if re.match(_PACKED, head):
+                content = detect_content(head)
+                raise NielsCacheError(f"{content.what if content else 'packed'}; unpack or convert it, and search the result with --also")
+            suffix = next((suffix for suffix, magic in _COMPRESSED.items() if re.match(magic, head)), "")
+            file = decompressed(raw, f"content{suffix}") if suffix else raw  # also of a .tar.gz
         rest = b""
         while block := file.read(_BLOCK):
             yield rest + block

@@ -6,6 +6,7 @@ for what is in them. So a request for a paragraph erases each document that cont
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from niels_cache_assets.base.wording import format_list
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.reading.where import RowCondition
-from niels_cache_inspection.erasure.prints import LEAST, TextPrints, WantedTexts
+from niels_cache_inspection.erasure.prints import LEAST, TextPrints, WantedTexts, keyed
 from niels_cache_inspection.erasure.scanning import FoundDocument, FoundFile, Relation, Scan, owner_of
 from niels_cache_inspection.erasure.texts import kept_values, reason_not_read, source_texts
 from niels_cache_runtime.errors import NielsCacheError
@@ -42,6 +43,10 @@ class ErasureRequest:
     dataset: str | None = None
     by: str = ""
     why: str = ""
+
+    def digest(self, key: bytes) -> str:
+        """Return a keyed hash of what is asked for."""
+        return keyed(key, json.dumps([self.ids, self.text, self.where, self.dataset]).encode())
 
 
 @dataclass(kw_only=True)
@@ -144,12 +149,14 @@ def find_targets(
         unread = first.unread
     else:
         keys = _keys_of(request, registry, root, with_remote=with_remote)
-        first = scan([], keys)
-        named, near, unread = first.documents, [], first.unread
+        mixtures = {name: source.members for name, source in registry.pretrain.items() if isinstance(source, Interleave)}
+        in_mixtures = {("pretrain", mixture, each) for _, name, each in keys for mixture, members in mixtures.items() if name in members}
+        first = scan([], keys | in_mixtures)
+        named, near, unread = [each for each in first.documents if _key(each, registry) in keys], [], first.unread
         if request.ids and request.dataset is None and len(names := sorted({_key(each, registry)[1] for each in named})) > 1:
             raise NielsCacheError(f"{format_list(names)} have a document {request.ids[0]!r}; choose one with --dataset")
     if not named and not near:
-        raise NielsCacheError(_nothing(request, unread))
+        raise NielsCacheError(_nothing(request, unread, first.files))
     keys = {each.key for each in _targets(named, registry)}
     texts = _texts(named)
     second = scan([each for every in texts.values() for each in every], keys)
@@ -203,7 +210,9 @@ def _keys_by_kept_values(where: str, sources: Iterable[str], root: Path) -> tupl
         raise NielsCacheError(f"--where: {error}") from error
     for path in sorted(root.rglob("*.parquet")):
         family, name = owner_of(path, root)
-        for source_id, values in kept_values(path) if name in sources else ():
+        if name not in sources or any(part.startswith(".") and ".partial" in part for part in path.parts):
+            continue  # files of an unfinished build may have no end yet
+        for source_id, values in kept_values(path):
             if not values.keys().isdisjoint(condition.columns):
                 asked.add(name)
                 if condition.problem(values) is None:
@@ -260,7 +269,9 @@ def _targets(found: Iterable[FoundDocument], registry: Registry) -> list[Target]
     return list(targets.values())
 
 
-def _nothing(request: ErasureRequest, unread: list[tuple[str, str]]) -> str:
+def _nothing(request: ErasureRequest, unread: list[tuple[str, str]], files: list[FoundFile]) -> str:
     more = f"; {len(unread):,} places could not be read, the first: {unread[0][0]}: {unread[0][1]}" if unread else ""
+    if files:
+        more = f"; pieces of it are in {format_list([str(each.path) for each in files])}; delete or clean these files yourself{more}"
     what = "no document contains this text" if request.text is not None else "no document is named by this request"
     return f"{what}, and nothing was changed{more}"

@@ -71,8 +71,10 @@ def reason_not_read(source: Source, *, with_remote: bool) -> str | None:
     Raises:
         NielsCacheError: If its files do not exist.
     """
-    if not source.enabled or isinstance(source, Interleave) or source.missing_setting():  # the members of a mixture are read
+    if isinstance(source, Interleave) or source.missing_setting():  # the members of a mixture are read
         return ""
+    if not source.enabled:
+        return "it is not enabled"
     if with_remote:
         return None
     if getattr(source, "dataset", None) and not getattr(source, "local_key", None):
@@ -105,14 +107,39 @@ def parquet_texts(path: Path) -> Iterator[list[StoredText]]:
     import pyarrow as pa
 
     with open_table(path, "rebuild this data set, or remove the file") as parquet:
-        fields = [field for field in parquet.schema_arrow if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
-        texts = sorted((field.name for field in fields if field.name not in _NAMES), key=lambda name: name != "text")
+        fields = [field for field in parquet.schema_arrow if field.name not in _NAMES and _has_text(field.type)]
+        texts = sorted((field.name for field in fields), key=lambda name: name != "text")
+        is_flat = all(pa.types.is_string(field.type) or pa.types.is_large_string(field.type) for field in fields)
         known = [name for name in ("source_id", "file", "row") if name in parquet.schema_arrow.names]
         for batch in parquet.iter_batches(batch_size=_ROWS, columns=[*texts, *known]):
             columns = {name: batch.column(name).to_pylist() for name in [*texts, *known]}
             origins = [columns.get(name) or [blank] * len(batch) for name, blank in (("source_id", ""), ("file", ""), ("row", 0))]
             rows = zip(*origins, *(columns[name] for name in texts), strict=True)
-            yield [StoredText(source_id or "", file or "", row or 0, [*filter(None, own)]) for source_id, file, row, *own in rows]
+            yield [
+                StoredText(source_id or "", file or "", row or 0, [*filter(None, own if is_flat else _strings(own))])
+                for source_id, file, row, *own in rows
+            ]
+
+
+def _has_text(kind: Any) -> bool:
+    """Return whether values of an Arrow type may have text, such as the messages of a conversation."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _has_text(kind.value_type)
+    if pa.types.is_nested(kind):
+        return any(_has_text(kind.field(number).type) for number in range(kind.num_fields))
+    return "string" in str(kind) or "binary" in str(kind)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str | bytes):
+        yield value if isinstance(value, str) else value.decode(errors="replace")
+    elif isinstance(value, dict):
+        yield from _strings([*value.values()])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _strings(each)
 
 
 def kept_values(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -218,18 +245,31 @@ def documents_of(tokens: OpenedTokens) -> Iterator[tuple[int, Ints, Tokens]]:
         first, start = last, end
 
 
-def regular_files(folders: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield all regular files below folders, each once even if it has several names. A folder may itself be a file."""
-    seen = set[tuple[int, int]]()
-    for folder in folders:
-        paths = [folder] if folder.is_file() else (Path(below, name) for below, _, names in os.walk(folder) for name in sorted(names))
-        for path in paths:
+def regular_files(folders: Iterable[Path], unread: list[tuple[str, str]] | None = None) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield all regular files below folders. A folder may itself be a file.
+
+    Args:
+        folders: The folders.
+        unread: Gets the folders that cannot be listed, and the links to other places, which are not followed, each with the reason.
+    """
+    given, noted = [*folders], [] if unread is None else unread
+    inside = [Path(os.path.realpath(each)) for each in given]
+
+    def note(error: OSError) -> None:
+        noted.append((str(error.filename), error.strerror or str(error)))
+
+    for folder, real in zip(given, inside, strict=True):
+        walk = ((below, [*folders, *files]) for below, folders, files in os.walk(folder, onerror=note))
+        for path in [real] if folder.is_file() else (Path(below, name) for below, names in walk for name in sorted(names)):
             try:
                 found = path.lstat()
             except OSError:  # it is gone: a temporary file
                 continue
-            if stat.S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in seen:
-                seen.add((found.st_dev, found.st_ino))
+            if stat.S_ISLNK(found.st_mode) and path.exists():
+                target = Path(os.path.realpath(path))
+                if not any(target.is_relative_to(each) for each in inside):
+                    noted.append((str(path), f"a link to {target}, which is not followed; search it with --also"))
+            if stat.S_ISREG(found.st_mode):
                 yield path, found
 
 

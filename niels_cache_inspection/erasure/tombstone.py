@@ -108,11 +108,12 @@ def _special_ids(meta: Meta) -> list[int]:
 
 
 def _unused_id(folder: Path, meta: Meta, splits: Sequence[SplitTokens]) -> int:
-    """Return the largest id of the vocabulary that no token of the cache has."""
+    """Return the largest id of the vocabulary that no token of the cache has, and that loaders do not add."""
     counts = np.zeros(meta["vocab_size"], dtype=np.int64)
     for block in (block for tokens in splits for shard in tokens.shards for block in _blocks(shard)):
         counts += np.bincount(block, minlength=len(counts))
-    counts[_special_ids(meta)] = 1
+    reserved = [*_special_ids(meta), *meta.get("fim_tokens", {}).values(), *meta.get("fim", {}).get("sentinels", ())]
+    counts[[each for each in reserved if each < len(counts)]] = 1  # loaders add the tokens of FIM, which must not be masked
     unused = np.flatnonzero(counts == 0)
     if not len(unused):
         raise NielsCacheError(

@@ -69,6 +69,7 @@ class ErasureState:
         by: Who asked.
         why: Why.
         started: When it was confirmed, UTC.
+        request: A keyed hash of what was asked for.
         key: The key of the receipt, in hexadecimal digits.
         step: The next step.
         tombstone: Whether documents are struck in place instead of building again.
@@ -90,6 +91,7 @@ class ErasureState:
     why: str
     started: str
     key: str
+    request: str = ""
     step: str = STEPS[0]
     tombstone: bool = False
     targets: list[dict[str, Any]] = field(default_factory=list)
@@ -186,12 +188,14 @@ class Erasure:
         texts = [*targets.texts, *(each for every in targets.near_texts.values() for each in every if near)]
         keys = [each.key for each in chosen]
         found = [(each, key) for each, key in targets.found if key in keys]
+        key = secrets.token_bytes(KEY_BYTES)
         state = ErasureState(
             root=str(self.root.absolute()),
             by=request.by,
             why=request.why,
             started=_now(),
-            key=secrets.token_hex(KEY_BYTES),
+            key=key.hex(),
+            request=request.digest(key),
             tombstone=tombstone,
             targets=[asdict(each) | {"excerpt": ""} for each in chosen],
             kept=[] if near else [[each.family, each.name, each.source_id, each.file] for each in targets.near],
@@ -201,7 +205,7 @@ class Erasure:
             unread_sources=[list(each) for each in targets.unread if each[0].startswith(SOURCE)],
             read_by=steps_that_read(states, found, keys, self.root) if states else None,
         )
-        key, folders = bytes.fromhex(state.key), self._folders_of(registry, state)
+        folders = self._folders_of(registry, state)
         for name, folder in folders:
             meta = meta_of(folder) or {}
             hashes: dict[str, Any] = {each: keyed(key, str(meta[each]).encode()) for each in _HASHES if each in meta}
@@ -226,7 +230,6 @@ class Erasure:
             for each in chosen
             if not each.is_configured
         ]
-        write_private(key_path(self.receipt), f"{state.key}\n".encode())
         state.save(state_path(self.receipt))
         return state
 
@@ -238,6 +241,7 @@ class Erasure:
         """
         if Path(state.root) != self.root.absolute():
             raise NielsCacheError(f"{state_path(self.receipt)}: is about the caches in {state.root}; give --cache-dir {state.root}")
+        write_private(key_path(self.receipt), f"{state.key}\n".encode())
         for step in STEPS[STEPS.index(state.step) :]:
             state.step = step
             state.save(state_path(self.receipt))
@@ -283,7 +287,7 @@ class Erasure:
         state.unread = [list(each) for each in scan.unread]
         state.counts = scan.counts
         state.common = base64.b64encode(scan.common.astype("<u8").tobytes()).decode()
-        state.left = sorted({_place_of(each, self.root) for each in scan.documents} | {str(each.path) for each in scan.files})
+        state.left = sorted({_place_of(each, self.root) for each in scan.documents} | {str(each.path.absolute()) for each in scan.files})
 
     def _delete(self, state: ErasureState) -> None:
         left = []
@@ -389,7 +393,7 @@ def _kept_of(registry: Registry, state: ErasureState) -> set[tuple[str, str, str
 
 
 def _place_of(each: FoundDocument, root: Path) -> str:
-    return str(root / each.family / each.name) if each.place == "cache" else str(root / each.place)
+    return str((root / each.family / each.name if each.place == "cache" else root / each.place).absolute())
 
 
 def _kind_of_place(place: str) -> str:
@@ -398,6 +402,7 @@ def _kind_of_place(place: str) -> str:
 
 def _deletable(path: Path, root: Path) -> Path | None:
     """Return the unfinished build or the page of a report that a path belongs to, which may be deleted, or None."""
+    root = root.absolute()
     if not path.is_relative_to(root):
         return None
     parts = path.relative_to(root).parts

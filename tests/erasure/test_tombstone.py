@@ -163,5 +163,9 @@ def test_a_cache_that_uses_every_id_is_refused(tmp_path: Path, tokenizer: Senten
     meta = read_meta(tmp_path / "pretrain/notes" / META_NAME)
     every = SplitTokens(tmp_path / "pretrain/notes", "pretrain", "train", meta)
     every.shards = [np.arange(meta["vocab_size"], dtype=np.uint16)]
+    every.shards = [np.arange(meta["vocab_size"] - 4, dtype=np.uint16)]
+    fim = {name: meta["vocab_size"] - number for name, number in (("pre", 1), ("suf", 2), ("mid", 3))}
+    assert tombstone._unused_id(tmp_path, {**meta, "fim_tokens": fim}, [every]) == meta["vocab_size"] - 4  # loaders add the others
+    every.shards = [np.arange(meta["vocab_size"], dtype=np.uint16)]
     with pytest.raises(NielsCacheError, match=r"all [0-9,]+ ids of the vocabulary occur in it"):
         tombstone._unused_id(tmp_path, meta, [every])

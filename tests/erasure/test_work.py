@@ -1,9 +1,11 @@
 """Erasures of documents from small projects: the steps with deaths in between, what stays, the receipt, and its check."""
 
+import gzip
 import json
 import os
 import random
 import shutil
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet
 import pytest
+import zstandard
 
 from niels_cache_assets.artifacts.suffixes import suffixes_dir
 from niels_cache_assets.base.toml import parse_toml
@@ -19,7 +22,10 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources.excluding import excluded_ids
 from niels_cache_assets.tokenizer.decoding import open_tokenizer
+from niels_cache_inspection.erasure.prints import TextPrints, WantedTexts
+from niels_cache_inspection.erasure.publishing import replace_published
 from niels_cache_inspection.erasure.receipt import key_path, read_key, read_receipt, signature_problem
+from niels_cache_inspection.erasure.scanning import Scan
 from niels_cache_inspection.erasure.targets import ErasureRequest, Targets, _keys_by_kept_values, find_targets
 from niels_cache_inspection.erasure.verifying import ReceiptCheck, check_receipt
 from niels_cache_inspection.erasure.work import STEPS, Erasure, ErasureState, state_path
@@ -229,12 +235,17 @@ def test_what_was_not_asked_for_stays_and_what_cannot_be_reached_is_named(plante
     unfinished = planted.root / "pretrain/.notes.partial/train"
     unfinished.mkdir(parents=True)
     shutil.copy(planted.root / "pretrain/notes/train/shard_00000.bin", unfinished)
+    page = planted.root / "reports/page.html"
+    page.parent.mkdir(exist_ok=True)
+    page.write_text(TEXT)
+    os.link(page, page.with_name("copy.html"))
     for shard in (planted.root / "pretrain/notes/train").glob("*.bin"):
         os.link(shard, planted.folder / f"backup_{shard.name}")
     (planted.root / "stray.txt").write_text(f"a note on: {TEXT}")
     receipt = planted.erase()
     assert not receipt["is_absent"]
     assert not (planted.root / "pretrain/.notes.partial").exists()
+    assert not [*page.parent.glob("*.html")]
     still = [each["where"] for each in receipt["remaining"] if each["what"] == "still there"]
     assert still == [str(planted.root / "stray.txt")]
     assert [each for each in receipt["remaining"] if each["what"] == "hard link"]
@@ -328,6 +339,86 @@ def test_the_command_changes_nothing_unless_it_is_told_to(
     ):
         assert main(["erase", *wrong]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_an_unfinished_erasure_is_finished_only_by_its_own_request(in_project: Planted, capsys: pytest.CaptureFixture[str]) -> None:
+    in_project.erasure().begin(ErasureRequest(text=TEXT), in_project.targets(), near=True)
+    for wrong in (["--text", TEXT, "--dry-run"], ["--dry-run"], ["--id", "notes-1", "--yes"]):
+        assert main(["erase", *wrong]) == 2
+        assert "is not finished" in capsys.readouterr().err
+    assert not (in_project.folder / "erasure.json").exists()
+    assert main(["erase", "--text", TEXT]) == 0
+    key = (in_project.folder / "erasure.json.key").read_bytes()
+    (in_project.folder / "erasure.json").rename(in_project.folder / "kept.json")
+    assert main(["erase", "--id", "notes-1", "--yes"]) == 2  # the key of the kept receipt would be lost
+    assert (in_project.folder / "erasure.json.key").read_bytes() == key
+    (in_project.folder / "kept.json").write_text(json.dumps({"kind": "niels-cache erasure", "format": 1}))
+    assert main(["erase", "verify", "kept.json"]) == 2
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_everything_is_searched_or_listed(planted: Planted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    also, outside = tmp_path / "also", tmp_path / "outside"
+    for folder in (also, outside, also / "locked"):
+        folder.mkdir()
+    with zipfile.ZipFile(also / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("text", TEXT)
+    packed = gzip.compress(TEXT.encode())
+    (also / "b.tar.gz").write_bytes(packed)
+    (also / "damaged.gz").write_bytes(packed[:20] + bytes(40) + packed[60:])
+    (also / "cut.zst").write_bytes(zstandard.compress(os.urandom(10_000))[:5_000])
+    pyarrow.parquet.write_table(pyarrow.table({"messages": [[{"role": "user", "content": TEXT}]]}), also / "chats.parquet")
+    (also / "link").symlink_to(outside)
+    (also / "inside").symlink_to(also / "b.tar.gz")
+    list_folder = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if Path(path).name == "locked":
+            raise PermissionError(13, "Permission denied", str(path))
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    wanted = WantedTexts((TextPrints.of([TEXT]),))
+    scan = Scan(registry=planted.registry(), root=planted.root, wanted=wanted, folders=(also,)).run(sources=False)
+    assert {Path(what).name for what, _ in scan.unread} == {"a.zip", "damaged.gz", "cut.zst", "link", "locked"}
+    assert also / "b.tar.gz" in [each.path for each in scan.files]
+    assert str(also / "chats.parquet") in [each.place for each in scan.documents]
+
+
+def test_shared_passages_do_not_stay_in_memory(built: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = WantedTexts((TextPrints.of([TEXT]), TextPrints.of([BANNER])))
+    scans = []
+    for limit in (1 << 26, 1):
+        monkeypatch.setattr("niels_cache_inspection.erasure.scanning._TEXT_AT_ONCE", limit)
+        monkeypatch.setattr("niels_cache_inspection.erasure.scanning._SHARED_AT_ONCE", limit)
+        scan = Scan(registry=built.registry(), root=built.root, wanted=wanted, ids={("pretrain", "notes", "notes-5")})
+        scans.append(scan.run(sources=False))
+    assert scans[0].documents
+    assert scans[0].documents == scans[1].documents
+
+
+def test_an_id_is_found_in_a_mixture_whose_member_is_gone(planted: Planted) -> None:
+    (planted.folder / "notes.jsonl").unlink()
+    shutil.rmtree(planted.root / "pretrain/notes")
+    assert [each.key for each in planted.targets(ids=("notes-3",), dataset="notes").sure] == [("pretrain", "notes", "notes-3")]
+
+
+def test_what_is_still_there_is_known_from_another_folder(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    stray = planted.root / "stray.txt"
+    stray.write_text(TEXT)
+    monkeypatch.chdir(planted.folder)
+    erasure = replace(planted.erasure(), root=Path("cache"))
+    state = erasure.begin(ErasureRequest(), planted.targets(), near=True)
+    erasure._scan(state)
+    monkeypatch.chdir("/")
+    planted.erasure()._delete(state)
+    assert str(stray) in state.left
+
+
+def test_a_named_address_without_a_replaced_build_remains(planted: Planted) -> None:
+    address = f"file://{planted.folder}/nowhere"
+    (remaining,) = replace_published(planted.registry(), planted.root, ["notes"], [address], progress=print)
+    assert remaining["where"] == address
 
 
 def go_on(folder: str) -> None:
