@@ -106,16 +106,7 @@ def _erase(arguments: argparse.Namespace, registry: Registry, root: Path) -> int
             published=tuple(arguments.published or ()),
             progress=progress,
         )
-        if state_path(receipt).exists():
-            state = ErasureState.load(state_path(receipt))
-            print_log_line(diagnostics(), f"going on with the erasure that was confirmed at {state.started}, at the step {state.step}")
-            status.stop()
-            return _finish(arguments, erasure.run(state))
-        if receipt.exists():
-            raise NielsCacheError(f"{receipt}: exists; choose another --receipt")
         text = _text(arguments)
-        if not (arguments.id or text or arguments.where):
-            raise NielsCacheError(f"{WHERE}: say what to erase: --id, --text, --file or --where")
         request = ErasureRequest(
             ids=tuple(arguments.id or ()),
             text=text,
@@ -124,6 +115,22 @@ def _erase(arguments: argparse.Namespace, registry: Registry, root: Path) -> int
             by=arguments.by or "",
             why=arguments.why or "",
         )
+        is_request = bool(arguments.id or text or arguments.where)
+        if state_path(receipt).exists():
+            state = ErasureState.load(state_path(receipt))
+            if arguments.dry_run or (is_request and not state.is_of(request, tombstone=arguments.tombstone)):
+                reason = "--dry-run would go on with it" if arguments.dry_run else "it is not what this command asks for"
+                raise NielsCacheError(
+                    f"{state_path(receipt)}: an erasure that was confirmed at {state.started} is unfinished, and {reason}; "
+                    "finish it with its own command, or choose another --receipt"
+                )
+            print_log_line(diagnostics(), f"going on with the erasure that was confirmed at {state.started}, at the step {state.step}")
+            status.stop()
+            return _finish(arguments, erasure.run(state))
+        if receipt.exists():
+            raise NielsCacheError(f"{receipt}: exists; choose another --receipt")
+        if not is_request:
+            raise NielsCacheError(f"{WHERE}: say what to erase: --id, --text, --file or --where")
         targets = find_targets(request, registry, root, folders=_folders(arguments), with_remote=arguments.sources, progress=progress)
     near = _confirm(arguments, targets)
     if near is None:

@@ -70,6 +70,7 @@ class ErasureState:
         why: Why.
         started: When it was confirmed, UTC.
         key: The key of the receipt, in hexadecimal digits.
+        request: The keyed hash of what was asked for; empty in states of before.
         step: The next step.
         tombstone: Whether documents are struck in place instead of building again.
         targets: The documents to erase.
@@ -90,6 +91,7 @@ class ErasureState:
     why: str
     started: str
     key: str
+    request: str = ""
     step: str = STEPS[0]
     tombstone: bool = False
     targets: list[dict[str, Any]] = field(default_factory=list)
@@ -122,6 +124,10 @@ class ErasureState:
     def save(self, path: Path) -> None:
         """Write the state in one step."""
         write_private(path, json.dumps({"format": _STATE_FORMAT, **asdict(self)}, ensure_ascii=False).encode())
+
+    def is_of(self, request: ErasureRequest, *, tombstone: bool) -> bool:
+        """Return whether this is the erasure that a request began."""
+        return self.request in ("", _hash_of(request, self.key)) and tombstone == self.tombstone
 
     @property
     def wanted(self) -> WantedTexts:
@@ -186,12 +192,14 @@ class Erasure:
         texts = [*targets.texts, *(each for every in targets.near_texts.values() for each in every if near)]
         keys = [each.key for each in chosen]
         found = [(each, key) for each, key in targets.found if key in keys]
+        secret = secrets.token_hex(KEY_BYTES)
         state = ErasureState(
             root=str(self.root.absolute()),
             by=request.by,
             why=request.why,
             started=_now(),
-            key=secrets.token_hex(KEY_BYTES),
+            key=secret,
+            request=_hash_of(request, secret),
             tombstone=tombstone,
             targets=[asdict(each) | {"excerpt": ""} for each in chosen],
             kept=[] if near else [[each.family, each.name, each.source_id, each.file] for each in targets.near],
@@ -370,6 +378,10 @@ class Erasure:
         corpora = [*(self.root / "corpus").glob("[!.]*/meta.json"), *(self.root / "corpus/.parts").glob("*/*/meta.json")]
         named = ((path.parent.parent.name if ".parts" in path.parts else path.parent.name, path.parent) for path in corpora)
         return found + sorted(each for each in named if each[0] in names)
+
+
+def _hash_of(request: ErasureRequest, key: str) -> str:
+    return keyed(bytes.fromhex(key), json.dumps([request.ids, request.text, request.where, request.dataset]).encode())
 
 
 def _now() -> str:

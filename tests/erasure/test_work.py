@@ -314,6 +314,12 @@ def test_the_command_changes_nothing_unless_it_is_told_to(
         assert run("--text", TEXT)[0] == 0
         assert not [*answers]
     assert (in_project.folder / "niels_cache.toml").read_bytes() == before
+    asked = ErasureRequest(text=TEXT, by="J. Doe")
+    in_project.erasure().begin(asked, in_project.targets(), near=True)  # and then it was killed
+    for other in (["--text", TEXT, "--dry-run"], ["--text", BANNER, "--yes"], ["--text", TEXT, "--yes", "--tombstone"]):
+        assert main(["erase", *other]) == 2
+        assert "unfinished" in capsys.readouterr().err
+    assert (in_project.folder / "niels_cache.toml").read_bytes() == before
     assert run("--text", TEXT, "--yes", "--near", "--by", "J. Doe")[0] == 0
     assert in_project.files_with_words() == []
     code, shown = run("verify", "erasure.json", "--json")
