@@ -314,6 +314,8 @@ def test_the_command_changes_nothing_unless_it_is_told_to(
         assert run("--text", TEXT)[0] == 0
         assert not [*answers]
     assert (in_project.folder / "niels_cache.toml").read_bytes() == before
+    assert main(["erase", "--text", TEXT, "--yes", "--state", "a.pt", "b.pt"]) == 2
+    assert "a.pt" in capsys.readouterr().err
     asked = ErasureRequest(text=TEXT, by="J. Doe")
     in_project.erasure().begin(asked, in_project.targets(), near=True)  # and then it was killed
     for other in (["--text", TEXT, "--dry-run"], ["--text", BANNER, "--yes"], ["--text", TEXT, "--yes", "--tombstone"]):
