@@ -33,7 +33,7 @@ COMMAND = Command(
         switch("--near", "also erase near copies, without asking"),
         option("--by", "WHO", "who asks for it, for the receipt"),
         option("--why", "REASON", "why, for the receipt"),
-        option("--state", "CKPT", "name in the receipt the steps that had read the documents, by this state; repeatable", action="append"),
+        option("--state", "CKPT", "name in the receipt the steps that had read the documents, by these states", nargs="+", action="extend"),
         option("--receipt", "FILE", "where to write the receipt (default: erasure.json)", default="erasure.json"),
         option("--sign", "KEY", "sign the receipt with this Ed25519 key in PEM"),
         switch("--tombstone", "strike the documents out of finished caches in place, so that a run in the middle can go on"),
@@ -119,10 +119,11 @@ def _erase(arguments: argparse.Namespace, registry: Registry, root: Path) -> int
         is_named = bool(request.ids or text or request.where)
         if state_path(receipt).exists():
             state = ErasureState.load(state_path(receipt))
-            other = "" if not is_named or request.digest(bytes.fromhex(state.key)) == state.request else "of another request "
+            asked = request.digest(bytes.fromhex(state.key)), arguments.tombstone
+            other = "of another request " if is_named and asked != (state.request, state.tombstone) else ""
             if other or arguments.dry_run:
                 raise NielsCacheError(
-                    f"{state_path(receipt)}: an erasure {other}was confirmed at {state.started} and is not finished; finish it: "
+                    f"{state_path(receipt)}: an erasure {other}that was confirmed at {state.started} is unfinished; finish it: "
                     f"niels-cache erase --receipt {shlex.quote(str(receipt))}; or choose another --receipt"
                 )
             print_log_line(diagnostics(), f"going on with the erasure that was confirmed at {state.started}, at the step {state.step}")
@@ -251,8 +252,10 @@ def _finish(arguments: argparse.Namespace, receipt: Mapping[str, Any]) -> int:
     if receipt["is_absent"]:
         searched = f"{format_count(counts['files'], 'file')} and {format_count(counts['documents'], 'document')}"
         display(f"erased {count}; nothing of it is in {searched}", style="green")
-    else:
+    elif any(each["what"] == "still there" for each in receipt["remaining"]):
         display(f"{count}: not everything is erased", style="red")
+    else:
+        display(f"erased {count}; nothing of it was found, but not everything could be searched", style="red")
     for each in receipt["remaining"]:
         display(f"remains: {each['what']}: {each['where']}; {each['advice']}")
     for each in receipt["not_searched"]:

@@ -327,7 +327,7 @@ class Erasure:
             "reason": state.why,
             "confirmed": state.started,
             "finished": _now(),
-            "is_absent": not state.left,
+            "is_absent": not (state.left or state.unread),
             "tombstone": state.tombstone,
             "documents": [
                 {

@@ -325,6 +325,14 @@ def test_the_command_changes_nothing_unless_it_is_told_to(
         assert run("--text", TEXT)[0] == 0
         assert not [*answers]
     assert (in_project.folder / "niels_cache.toml").read_bytes() == before
+    assert main(["erase", "--text", TEXT, "--yes", "--state", "a.pt", "b.pt"]) == 2
+    assert "a.pt" in capsys.readouterr().err
+    asked = ErasureRequest(text=TEXT, by="J. Doe")
+    in_project.erasure().begin(asked, in_project.targets(), near=True)  # and then it was killed
+    for other in (["--text", TEXT, "--dry-run"], ["--text", BANNER, "--yes"], ["--text", TEXT, "--yes", "--tombstone"]):
+        assert main(["erase", *other]) == 2
+        assert "unfinished" in capsys.readouterr().err
+    assert (in_project.folder / "niels_cache.toml").read_bytes() == before
     assert run("--text", TEXT, "--yes", "--near", "--by", "J. Doe")[0] == 0
     assert in_project.files_with_words() == []
     code, shown = run("verify", "erasure.json", "--json")
@@ -345,7 +353,7 @@ def test_an_unfinished_erasure_is_finished_only_by_its_own_request(in_project: P
     in_project.erasure().begin(ErasureRequest(text=TEXT), in_project.targets(), near=True)
     for wrong in (["--text", TEXT, "--dry-run"], ["--dry-run"], ["--id", "notes-1", "--yes"]):
         assert main(["erase", *wrong]) == 2
-        assert "is not finished" in capsys.readouterr().err
+        assert "is unfinished" in capsys.readouterr().err
     assert not (in_project.folder / "erasure.json").exists()
     assert main(["erase", "--text", TEXT]) == 0
     key = (in_project.folder / "erasure.json.key").read_bytes()
