@@ -206,7 +206,7 @@ def _phases_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _leads_to(state: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
-    """Return whether a run went on from a state to a later one of the same run: the batches before the state are the same."""
+    """Return whether a run went on from a state to a later one of the same run: the batches and weights before the state are the same."""
     begun, of_later = _phases_of(state), _phases_of(later)
     if len(begun) > len(of_later):
         return False
@@ -214,7 +214,10 @@ def _leads_to(state: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
     before, after = (each["batches"] for each in (begun[-1], of_later[len(begun) - 1]))
     changed_here = [sizes[1] for sizes in after if sizes[0] == step]
     is_same = [sizes for sizes in before if sizes[0] < step] == [sizes for sizes in after if sizes[0] < step]
-    return is_same and (not changed_here or samples in changed_here)
+    weights, of_later_weights = (
+        [each for each in phase["weights"] if each[0] < samples] for phase in (begun[-1], of_later[len(begun) - 1])
+    )
+    return is_same and weights == of_later_weights and (not changed_here or samples in changed_here)
 
 
 def _rows_of(loader: Any, name: str, places: list[tuple[int, ReadablePlace]], taken: int) -> Iterator[tuple[Any, ...]]:

@@ -88,6 +88,19 @@ def test_branches_and_restarts_give_the_union_of_what_they_read(folder: Path, sa
     assert "crashed" in found.limit
 
 
+def test_a_branch_with_other_weights_has_a_next_row_of_its_own(folder: Path, save: Save, tmp_path: Path) -> None:
+    sources = {"a": str(folder / "train"), "b": str(shutil.copytree(folder, tmp_path / "other/notes") / "train")}
+    run = TokenLoader(sources, T=8, B=4, seed=3, weights={"a": 1, "b": 1})
+    take_steps(run, 5)
+    early = run.state_dict()
+    branch = TokenLoader.from_state(early, weights=[*early["weights"], (early["samples"], {"a": 1, "b": 3})])
+    take_steps(run, 6)
+    take_steps(branch, 3)
+    states = [*map(save, (early, branch.state_dict(), run.state_dict()))]
+    rows = steps_of_documents(states, [FoundPlace(folder, 3)]).rows
+    assert {each for row in rows if row.is_next for each in row.states} == {1, 2}
+
+
 def test_a_cache_is_known_by_its_files_wherever_it_is(folder: Path, save: Save, tmp_path: Path) -> None:
     state = save(after(folder, 10).state_dict())
     here = facts(steps_of_documents([state], [FoundPlace(folder, 1)]).rows)
