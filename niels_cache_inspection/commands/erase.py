@@ -33,7 +33,7 @@ COMMAND = Command(
         switch("--near", "also erase near copies, without asking"),
         option("--by", "WHO", "who asks for it, for the receipt"),
         option("--why", "REASON", "why, for the receipt"),
-        option("--state", "CKPT", "name in the receipt the steps that had read the documents, by this state; repeatable", action="append"),
+        option("--state", "CKPT", "name in the receipt the steps that had read the documents, by these states", nargs="+", action="extend"),
         option("--receipt", "FILE", "where to write the receipt (default: erasure.json)", default="erasure.json"),
         option("--sign", "KEY", "sign the receipt with this Ed25519 key in PEM"),
         switch("--tombstone", "strike the documents out of finished caches in place, so that a run in the middle can go on"),

@@ -325,6 +325,8 @@ def test_the_command_changes_nothing_unless_it_is_told_to(
         assert run("--text", TEXT)[0] == 0
         assert not [*answers]
     assert (in_project.folder / "niels_cache.toml").read_bytes() == before
+    assert main(["erase", "--text", TEXT, "--yes", "--state", "a.pt", "b.pt"]) == 2
+    assert "a.pt" in capsys.readouterr().err
     assert run("--text", TEXT, "--yes", "--near", "--by", "J. Doe")[0] == 0
     assert in_project.files_with_words() == []
     code, shown = run("verify", "erasure.json", "--json")
