@@ -256,6 +256,9 @@ def _finish(arguments: argparse.Namespace, receipt: Mapping[str, Any]) -> int:
         display(f"{count}: not everything is erased", style="red")
     else:
         display(f"erased {count}; nothing of it was found, but not everything could be searched", style="red")
+    if receipt["val_chosen_again"]:
+        names = ", ".join(receipt["val_chosen_again"])
+        display(f"val of {names} was chosen again: documents may have moved between train and val, so an earlier model may know them")
     for each in receipt["remaining"]:
         display(f"remains: {each['what']}: {each['where']}; {each['advice']}")
     for each in receipt["not_searched"]:

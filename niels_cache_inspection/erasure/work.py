@@ -21,7 +21,7 @@ import os
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -329,6 +329,7 @@ class Erasure:
             "finished": _now(),
             "is_absent": not (state.left or state.unread),
             "tombstone": state.tombstone,
+            "val_chosen_again": [] if state.tombstone else [*self._with_other_val(registry, state)],
             "documents": [
                 {
                     "family": each["family"],
@@ -366,6 +367,13 @@ class Erasure:
         names = {name for _, name in state.ids}
         mixed = {name for name, source in registry.pretrain.items() if isinstance(source, Interleave) and names & source.members.keys()}
         return [name for name, source in registry.sources.items() if name in names | mixed and source.enabled]
+
+    def _with_other_val(self, registry: Registry, state: ErasureState) -> Iterator[str]:
+        """Yield the data sets of which a build chooses val from the documents that are left, so that others may have moved."""
+        for name in self._names_to_build(registry, state):
+            source = registry.pretrain.get(name)
+            if source is not None and (isinstance(source, Interleave) or source.prepare or source.val_tokens):
+                yield name
 
     def _folders_of(self, registry: Registry, state: ErasureState) -> list[tuple[str, Path]]:
         """Return the builds of the data sets with the documents, with their parts and corpora, by data set."""

@@ -21,6 +21,7 @@ from niels_cache_assets.base.toml import parse_toml
 from niels_cache_assets.cli import main
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources.excluding import excluded_ids
+from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.tokenizer.decoding import open_tokenizer
 from niels_cache_inspection.erasure.prints import TextPrints, WantedTexts
 from niels_cache_inspection.erasure.publishing import replace_published
@@ -225,6 +226,8 @@ def test_an_erasure_that_dies_at_each_step_goes_on_and_leaves_nothing(planted: P
     content = (planted.folder / "erasure.json").read_text()
     assert not [each for each in (*WORDS, "notes-5", "books-3", str(planted.folder / "books.jsonl")) if each in content.lower()]
     assert (receipt["requested_by"], receipt["reason"]) == ("J. Doe", "asked")
+    prepared = [name for name, source in planted.registry().pretrain.items() if source.prepare or isinstance(source, Interleave)]
+    assert {*receipt["val_chosen_again"]} == {*prepared}
     assert planted.check().problems == planted.check(with_key=False).problems == []
     (planted.root / "reports").mkdir(exist_ok=True)
     (planted.root / "reports/page.html").write_text(f"<p>{TEXT}</p>")
