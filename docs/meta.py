@@ -215,6 +215,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("content_sha256", ("repeats",), "sha256 of the cuts of all data sets"),
     MetaKey("inputs", ("suffixes",), "`content_sha256` of the cache"),
     MetaKey("range_tokens", ("suffixes",), "Number of tokens of each range; the last range of a split may have fewer"),
+    MetaKey("index_version", ("suffixes",), "Version of the files' form; a search uses no other version"),
     MetaKey("content_sha256", ("suffixes",), "sha256 of the positions and keys"),
     # Index
     MetaKey("index_version", ("index",), "Version of the index order, which follows Megatron-LM's"),

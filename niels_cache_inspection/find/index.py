@@ -108,6 +108,7 @@ def build_index(artifact: SuffixIndex, work: BuildJob) -> Meta:
         "built": True,
         "dataset_name": artifact.name,
         **without_keys(work.identity, "code_version"),
+        "index_version": int(CODE_VERSION),
         "fingerprint": work.fingerprint,
         **counts,
         "files": files,
@@ -358,7 +359,7 @@ def _read_at_random(array: Array) -> None:
 
 
 def open_index(cache: str | Path) -> TokenIndex | None:
-    """Return the index of a cache, or None if it has none, or only one that was built from other tokens.
+    """Return the index of a cache, or None if it has none, or only one of other tokens or of another version.
 
     Args:
         cache: The folder of the cache, ROOT/FAMILY/NAME.
@@ -373,7 +374,8 @@ def open_index(cache: str | Path) -> TokenIndex | None:
         if not (directory / META_NAME).exists():
             return None
         meta, (cache_meta, splits) = read_meta(directory / META_NAME), _open_cache(cache)
-        if meta.get("inputs") != {f"{cache.parent.name}/{cache.name}": cache_meta.get("content_sha256")}:
+        inputs = {f"{cache.parent.name}/{cache.name}": cache_meta.get("content_sha256")}
+        if (meta.get("index_version"), meta.get("inputs")) != (int(CODE_VERSION), inputs):
             return None
         return TokenIndex(directory, meta, splits)
 

@@ -15,7 +15,7 @@ from niels_cache_assets.facts.lineage import read_lineage
 from niels_cache_assets.facts.split_tokens import SplitTokens
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_inspection.erasure.tombstone import strike, struck_tokens
-from niels_cache_runtime import BestFit, Blocks, DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, TokenLoader
+from niels_cache_runtime import FIM, BestFit, Blocks, DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, TokenLoader
 from niels_cache_runtime.format.layout import IGNORE_INDEX, META_NAME, Family, tombstone_id
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset
@@ -154,6 +154,13 @@ def test_what_cannot_be_struck_is_refused_and_changes_nothing(root: Path, monkey
     strike(folder, "pretrain", {"train": STRUCK})
     assert not [path for path in folder.parent.iterdir() if path.name.endswith(".gone")]
     assert os.stat(folder / "train_doc_ends.npy").st_nlink == 1
+
+
+def test_fim_refuses_the_tombstone_as_a_token(root: Path) -> None:
+    meta = strike(root / "pretrain/notes", "pretrain", {"train": STRUCK})
+    fim = FIM(pre=tombstone_id(meta), suf=1, mid=2)
+    with pytest.raises(NielsCacheError, match=f"has token {tombstone_id(meta)} in place of struck documents; give other tokens"):
+        TokenLoader(str(root / "pretrain/notes/train"), T=16, B=4, seed=2, packing=BestFit(), fim=fim)
 
 
 def test_a_cache_that_uses_every_id_is_refused(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:

@@ -15,7 +15,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.project.registry import Registry
 from niels_cache_inspection.find.caches import SearchableCache
-from niels_cache_inspection.find.index import TokenIndex, candidates, open_index, write_index
+from niels_cache_inspection.find.index import CODE_VERSION, TokenIndex, candidates, open_index, write_index
 from niels_cache_inspection.find.places import Search, caches_of, find_text, find_tokens
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
@@ -46,7 +46,10 @@ def indexed(
     assert sum(tokens.values()) == total
     assert reports[-1] == (total, total)
     inputs = {"pretrain/notes": content}
-    write_meta(folder / "meta.json", {"kind": "suffixes", "inputs": inputs, "range_tokens": range_tokens, "files": files, **tokens})
+    about = {"kind": "suffixes", "inputs": inputs, "range_tokens": range_tokens, "files": files, **tokens}
+    write_meta(folder / "meta.json", {**about, "index_version": int(CODE_VERSION) + 1})
+    assert open_index(cache) is None
+    write_meta(folder / "meta.json", {**about, "index_version": int(CODE_VERSION)})
     index = open_index(cache)
     assert index is not None
     return index

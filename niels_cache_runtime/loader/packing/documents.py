@@ -31,6 +31,7 @@ from niels_cache_runtime.format.layout import (
     doc_ends_name,
     file_edges_name,
     max_vocab_size,
+    tombstone_id,
 )
 from niels_cache_runtime.format.meta import Meta, is_foreign, sha256_text
 from niels_cache_runtime.loader.packing.document_plan import (
@@ -130,6 +131,8 @@ class PackedDocuments(PretrainWindows):
             if "fim" in meta and self.split != "val":
                 raise NielsCacheError(f"fim: {self.folder} was built with `fim`, so its documents are rearranged already; leave it out")
             self.sentinels = find_sentinels(self._fim, Path(self.path).parent, meta.get("fim_tokens") or {}, max_vocab_size(self._dtype))
+            if tombstone_id(meta) in self.sentinels:
+                raise NielsCacheError(f"fim: {self.folder} has token {tombstone_id(meta)} in place of struck documents; give other tokens")
             bos, eot = isinstance(ids, dict) and ids.get("bos") is not None, meta.get("append_eot") is True
             self._edges = self._open_edges(meta)
             self._cutting = {"edges": self._edges, "bos": bos, "eot": eot, "spm_rate": self._fim["spm_rate"], "T": self.T}
