@@ -77,8 +77,10 @@ def write_account(folder: Path, facts: Facts, ledger: Ledger) -> list[Path]:
     Raises:
         NielsCacheError: If the folder has another account.json, or a file cannot be written.
     """
+    page = load_beside("pages", "page")
     with _explain_unwritable(folder):
         _require_ours(folder / JSON_NAME)
+        page.require_page(folder / PAGE_NAME)
         written = [folder / JSON_NAME]
         write_file(written[0], json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
         for section in SECTIONS:
@@ -89,7 +91,6 @@ def write_account(folder: Path, facts: Facts, ledger: Ledger) -> list[Path]:
                     written.append(path)
                 else:
                     path.unlink(missing_ok=True)
-    page = load_beside("pages", "page")
     used = {section: [name for name, total in totals.items() if total] for section, totals in facts["totals"].items()}
     rendered = page.render_template("account.html", account=facts, used=used, rows=_ROWS_OF_PAGE, UNKNOWN=UNKNOWN)
     page.write_page(folder / PAGE_NAME, rendered)

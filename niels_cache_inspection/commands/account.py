@@ -107,6 +107,8 @@ def run(arguments: argparse.Namespace) -> None:
         path = folder / "croissant" / cache.family / f"{cache.name}.json"
         write_file(path, describe_local(cache, path.parent, licenses=licenses(cache.meta), published=published))
         written.append(path)
+    for path in {*(folder / "croissant").glob("*/*.json")} - {*written}:  # of an earlier account with other caches
+        path.unlink()
     descriptions = [publish_description(address, licenses=licenses, published=published) for address in arguments.into]
     if arguments.json:
         print_json(facts)

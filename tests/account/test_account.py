@@ -257,6 +257,7 @@ def test_the_command_writes_the_same_files_again(root: Path, tmp_path: Path, cap
     assert main(["account", "--out", str(out), *where, "--column", "year=date"]) in (0, None)
     assert missing(capsys.readouterr().out, "as read", "by license", "a.co.uk", "account.html") == []
     before = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    (out / "croissant/pretrain/gone.json").write_text("{}")  # of a data set that is not there any more
     assert main(["account", "--out", str(out), *where, "--column", "year=date", "--json"]) in (0, None)
     assert {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     facts = json.loads((out / "account.json").read_text(encoding="utf-8"))
@@ -276,6 +277,10 @@ def test_the_command_writes_the_same_files_again(root: Path, tmp_path: Path, cap
     (out / "account.json").write_text("{}", encoding="utf-8")
     assert main(["account", "--out", str(out), *where]) == 2  # it is not ours, so it stays
     assert (out / "account.json").read_text(encoding="utf-8") == "{}"
+    (out / "account.json").unlink()
+    (out / "account.html").write_text("<p>a page of mine</p>")
+    assert main(["account", "--out", str(out), *where]) == 2
+    assert not (out / "account.json").exists()
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
