@@ -1,6 +1,8 @@
 """Pages and pictures of caches: what `niels-cache report` writes, and what Dagster's UI shows.
 
     page.py      the page about all caches, and the page about the limits of one data set (page.html, tuning.html, page.css)
+    search.py    the pages of the search in the UI (search.html, document.html); account.html is filled by `niels-cache account`
+    head.html    the first lines of every page
     markdown.py  reports for Dagster's UI
     pictures.py  plots as data; drawing.py draws them with matplotlib
     measures.py  the counts for plots, from one pass over a cache
